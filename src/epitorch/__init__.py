@@ -1,0 +1,25 @@
+"""epitorch: Neural Epitome Search for PyTorch.
+
+Every convolution or linear weight is generated from a much smaller learned tensor, the epitome, through learned,
+fractional, circular start indices. The architecture never changes and the model size is set exactly.
+"""
+
+from epitorch.conversion import ConversionReport, convert_, to_dense_
+from epitorch.models.mobilenetv2 import mobilenetv2_plan
+from epitorch.nn import EpitomeLayer, learner_starts
+from epitorch.optim import param_groups
+from epitorch.plan import LayerPlan, Plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConversionReport",
+    "EpitomeLayer",
+    "LayerPlan",
+    "Plan",
+    "convert_",
+    "learner_starts",
+    "mobilenetv2_plan",
+    "param_groups",
+    "to_dense_",
+]

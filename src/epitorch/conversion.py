@@ -1,0 +1,252 @@
+"""Conversion in place: dense layers to epitome layers by a plan, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
+
+from epitorch.errors import ConversionError, EpitorchError, explain, suggest
+from epitorch.nn import (
+    EpitomeConv1d,
+    EpitomeConv2d,
+    EpitomeConv3d,
+    EpitomeConvTranspose1d,
+    EpitomeConvTranspose2d,
+    EpitomeConvTranspose3d,
+    EpitomeLayer,
+    EpitomeLinear,
+)
+from epitorch.plan import LayerPlan, Plan, Reason
+
+EPITOME_CLASSES: dict[type[nn.Module], type[EpitomeLayer]] = {
+    nn.Conv1d: EpitomeConv1d,
+    nn.Conv2d: EpitomeConv2d,
+    nn.Conv3d: EpitomeConv3d,
+    nn.ConvTranspose1d: EpitomeConvTranspose1d,
+    nn.ConvTranspose2d: EpitomeConvTranspose2d,
+    nn.ConvTranspose3d: EpitomeConvTranspose3d,
+    nn.Linear: EpitomeLinear,
+}
+_WITH_WEIGHT: tuple[type[nn.Module], ...] = (EpitomeLayer, *EPITOME_CLASSES)
+_CONV = (
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
+    "padding_mode",
+)
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer that has a weight: converted, or left with its reason."""
+
+    name: str
+    kind: str
+    weight_shape: tuple[int, ...]
+    epitome_shape: tuple[int, ...] | None
+    params_before: int
+    params_after: int
+    left: Reason | None
+
+    @property
+    def note(self) -> str:
+        """What happened, in a few words."""
+        if self.left is not None:
+            return f"left: {self.left}"
+        return "converted, an expansion" if self.params_after > self.params_before else "converted"
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """Every layer with a weight. `str(report)` is a table."""
+
+    layers: tuple[LayerReport, ...]
+
+    @property
+    def converted(self) -> tuple[LayerReport, ...]:
+        """The layers that now have an epitome."""
+        return tuple(layer for layer in self.layers if layer.left is None)
+
+    @property
+    def left(self) -> tuple[LayerReport, ...]:
+        """The layers that stayed as they were, each with its reason."""
+        return tuple(layer for layer in self.layers if layer.left is not None)
+
+    def __str__(self) -> str:
+        width = max((len(layer.name) for layer in self.layers), default=5)
+        rows = [f"{'layer':{width}}  {'weight':>20}  {'epitome':>20}  {'params':>19}  note"]
+        for layer in self.layers:
+            weight = "x".join(map(str, layer.weight_shape))
+            epitome = "x".join(map(str, layer.epitome_shape or ())) or "-"
+            change = f"{layer.params_before:,} > {layer.params_after:,}"
+            rows.append(f"{layer.name:{width}}  {weight:>20}  {epitome:>20}  {change:>19}  {layer.note}")
+        before, after = (sum(getattr(layer, f"params_{w}") for layer in self.layers) for w in ("before", "after"))
+        rows.append(f"{len(self.converted)} converted, {len(self.left)} left; weights {before:,} > {after:,}")
+        return "\n".join(rows)
+
+
+def convert_(model: nn.Module, plan: Plan) -> ConversionReport:
+    """Replace the planned layers of `model` by epitome layers, in place.
+
+    Everything is built and checked before the first layer is replaced, so a failure leaves the model as it was. A
+    converted layer draws a fresh epitome with the standard deviation of the dense weight and keeps bias, dtype, device,
+    mode, `requires_grad`, hooks and name. A module that the model uses under several names is converted once.
+
+    Args:
+        model: Any module.
+        plan: Layers by qualified name.
+
+    Returns:
+        A report of every layer that has a weight.
+
+    Raises:
+        ConversionError: If a planned layer does not exist, cannot be converted, or its plan does not fit.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    replacements: dict[int, tuple[str, nn.Module, EpitomeLayer]] = {}
+    for name, layer_plan in plan.layers.items():
+        dense = _planned_layer(modules, name)
+        if id(dense) in replacements:
+            raise ConversionError(
+                explain(
+                    f"'{name}' is planned twice",
+                    expected="one entry for a module that the model uses under several names",
+                    got=f"'{name}' and '{replacements[id(dense)][0]}' are the same module",
+                )
+            )
+        replacements[id(dense)] = (name, dense, _epitome_layer(dense, layer_plan, name))
+    _replace(model, {key: new for key, (_, _, new) in replacements.items()})
+    return _report(plan, modules, {key: new for key, (_, _, new) in replacements.items()})
+
+
+def to_dense_(model: nn.Module) -> nn.Module:
+    """Replace every epitome layer of `model` by torch's own layer with the generated weight, in place.
+
+    Returns:
+        The model, or the dense layer if `model` is itself an epitome layer.
+    """
+    if isinstance(model, EpitomeLayer):
+        return _keep_hooks(model, model.to_dense())
+    layers = [module for module in model.modules() if isinstance(module, EpitomeLayer)]
+    _replace(model, {id(layer): _keep_hooks(layer, layer.to_dense()) for layer in layers})
+    return model
+
+
+def weight_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield name and module of every convolution and linear layer, dense or epitome, each module once."""
+    for name, module in model.named_modules():
+        if isinstance(module, _WITH_WEIGHT):
+            yield name, module
+
+
+def _planned_layer(modules: dict[str, nn.Module], name: str) -> nn.Module:
+    if name not in modules:
+        raise ConversionError(
+            explain(
+                f"the plan names a layer that the model has not: '{name}'",
+                expected="a qualified module name, as in model.named_modules()",
+                got=f"'{name}'{suggest(name, list(modules))}",
+            )
+        )
+    module = modules[name]
+    if not name or type(module) not in EPITOME_CLASSES:
+        kinds = ", ".join(kind.__name__ for kind in EPITOME_CLASSES)
+        raise ConversionError(
+            explain(
+                "this layer cannot be converted",
+                expected=f"a part of the model whose type is exactly one of {kinds}",
+                got=f"{type(module).__module__}.{type(module).__name__}",
+                where=name or "(the model itself)",
+                fix="leave it out of the plan",
+            )
+        )
+    return module
+
+
+def _epitome_layer(dense: Any, plan: LayerPlan, name: str) -> EpitomeLayer:
+    if isinstance(dense.weight, nn.UninitializedParameter):
+        raise ConversionError(
+            explain("a lazy layer has no shape yet", expected="run the model once first", got=dense, where=name)
+        )
+    arguments = {option.name: getattr(plan, option.name) for option in fields(plan)}
+    factory: dict[str, Any] = {
+        "device": dense.weight.device,
+        "dtype": dense.weight.dtype,
+        "bias": dense.bias is not None,
+    }
+    if isinstance(dense, nn.Linear):
+        shape: dict[str, Any] = {"in_features": dense.in_features, "out_features": dense.out_features}
+    else:
+        shape = {argument: getattr(dense, argument) for argument in _CONV}
+        if isinstance(dense, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
+            shape["output_padding"] = dense.output_padding
+    try:
+        layer = EPITOME_CLASSES[type(dense)](**shape, **factory, **arguments)
+    except EpitorchError as error:
+        raise ConversionError(f"{name}: {error}") from error
+    _take_over(layer, dense, name)
+    return layer
+
+
+@torch.no_grad()
+def _take_over(layer: EpitomeLayer, dense: Any, name: str) -> None:
+    layer.qualified_name = name
+    std = float(dense.weight.float().std(correction=0)) if not dense.weight.is_meta else 0.0
+    if std > 0:
+        layer.init_epitome(std)
+    layer.epitome.requires_grad_(dense.weight.requires_grad)
+    if layer.bias is not None:
+        layer.bias.copy_(dense.bias)
+        layer.bias.requires_grad_(dense.bias.requires_grad)
+    layer.train(dense.training)
+    _keep_hooks(dense, layer)
+
+
+def _keep_hooks(old: nn.Module, new: nn.Module) -> nn.Module:
+    for name in _HOOKS:
+        setattr(new, name, getattr(old, name))
+    return new
+
+
+def _replace(model: nn.Module, new: dict[int, Any]) -> None:
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):  # not named_children: it skips a module's second name
+            if id(child) in new:
+                setattr(parent, name, new[id(child)])
+
+
+def _report(plan: Plan, modules: dict[str, nn.Module], new: dict[int, EpitomeLayer]) -> ConversionReport:
+    rows: dict[int, LayerReport] = {}
+    for name, module in modules.items():
+        if not isinstance(module, tuple(EPITOME_CLASSES)) or id(module) in rows:
+            continue
+        weight: torch.Tensor = module.weight  # type: ignore[assignment]
+        layer = new.get(id(module))
+        exact = type(module) in EPITOME_CLASSES
+        rows[id(module)] = LayerReport(
+            name,
+            type(module).__name__,
+            tuple(weight.shape),
+            None if layer is None else tuple(layer.epitome.shape),
+            weight.numel(),
+            weight.numel() if layer is None else layer.spec.num_epitome + layer.spec.num_starts,
+            None if layer is not None else plan.left.get(name, "not_in_plan" if exact else "subclass"),
+        )
+    return ConversionReport(tuple(rows.values()))

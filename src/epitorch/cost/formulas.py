@@ -1,0 +1,255 @@
+"""Cost of one epitome layer as formulas in whole numbers. No torch.
+
+Units: parameters are elements; one multiply-add (MAdd) counts 1, per sample, batch norm merged and without
+bias. A pure addition and each multiply of an interpolation count as one operation: a lerp of two channels is
+2, an addition 1.
+
+Axes are semantic, as in `EpitomeSpec`. Of a convolution the weight's filter axis holds all groups and its
+input axis is repeated by each group; of a transposed convolution it is the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, NamedTuple
+
+from epitorch.spec import EpitomeSpec
+
+Strategy = Literal["product_map", "wrapping", "both", "folded"]
+STRATEGIES: tuple[Strategy, ...] = ("product_map", "wrapping", "both", "folded")
+
+Reason = Literal[
+    "fewest operations",
+    "asked for",
+    "axis not compressed",
+    "groups need as many channels as the layer has",
+    "spatial starts on input blocks",
+    "spatial starts on output blocks",
+    "spatial starts on pairs of blocks",
+    "channel starts on pairs of blocks",
+    "flattened kernel mixes channels and space",
+    "no saving",
+    "not run by the example input",
+]
+"""Why a layer runs as it does, or why a strategy was declined. A closed list."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What the weight's shape does not tell.
+
+    Args:
+        in_positions: Spatial positions of the input (linear layers: rows), per sample, summed over all calls.
+        out_positions: The same of the output.
+        groups: Groups of the convolution.
+        transposed: The layer is a transposed convolution.
+        flattened: The weight is generated as a matrix (`flatten_kernel`).
+    """
+
+    in_positions: int
+    out_positions: int
+    groups: int = 1
+    transposed: bool = False
+    flattened: bool = False
+
+    @property
+    def kernel_positions(self) -> int:
+        """Positions at which the whole kernel is applied: outputs, or inputs of a transposed convolution."""
+        return self.in_positions if self.transposed else self.out_positions
+
+    @property
+    def out_repeats(self) -> int:
+        """How often the layer's channels repeat the weight's filter axis."""
+        return self.groups if self.transposed else 1
+
+    @property
+    def in_repeats(self) -> int:
+        """How often the layer's channels repeat the weight's input axis."""
+        return 1 if self.transposed else self.groups
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Operations per sample.
+
+    Args:
+        multiply_adds: Of the convolution or matrix product.
+        interpolation: Lerps and additions around it.
+    """
+
+    multiply_adds: int
+    interpolation: int = 0
+
+    @property
+    def total(self) -> int:
+        """What the layer executes."""
+        return self.multiply_adds + self.interpolation
+
+
+class Interpolated(NamedTuple):
+    """Channels of the weight whose start lies between two positions; the others are copied or added."""
+
+    out_channels: int
+    in_channels: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one layer runs, and why not otherwise."""
+
+    strategy: Strategy
+    operations: Operations
+    reason: Reason
+    declined: tuple[tuple[Strategy, Reason], ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerParams:
+    """Parameters of one layer by kind."""
+
+    epitome: int
+    routing: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        """All that inference keeps."""
+        return self.epitome + self.routing + self.other
+
+
+def parameters(spec: EpitomeSpec, bias: int = 0) -> LayerParams:
+    """Parameters of an epitome layer: `prod(O, I, *L)`, the number of starts, and the bias.
+
+    In the paper's 2-D setting this is the denominator of its Eq. (2d compress),
+    `W^E H^E C_in^E C_out^E + 3 R_cin + R_cout`.
+    """
+    return LayerParams(spec.num_epitome, spec.num_starts, bias)
+
+
+def interpolated_channels(length: int, block: int, fractional: Sequence[bool]) -> int:
+    """Channels of an axis of `length` in the blocks whose start is not a whole position."""
+    return sum(min(block, length - r * block) for r, between in enumerate(fractional) if between)
+
+
+def all_interpolated(spec: EpitomeSpec) -> Interpolated:
+    """The usual case: every start that exists lies between two positions."""
+    return Interpolated(
+        spec.weight_shape[0] if spec.has_out_starts else 0,
+        spec.weight_shape[1] if spec.has_in_starts else 0,
+    )
+
+
+def dense_madds(spec: EpitomeSpec, geometry: Geometry) -> int:
+    """Multiply-adds of the plain layer with the generated weight."""
+    return spec.num_weight * geometry.kernel_positions
+
+
+def paper_madds(spec: EpitomeSpec, geometry: Geometry) -> int:
+    """The paper's "Reduced MAdd" in multiply-adds, rounded up.
+
+        ((2 I L - 1) T O  +  T L O  +  2 R_in T' beta_1  +  2 R_out T beta_2) / 2
+
+    with L = prod of the epitome's window, T and T' the positions of output and input. Departures from the
+    print: it counts a multiply-add as 2, so the sum is halved; its last term lacks W*H (here T); its first
+    term has C_in where its own ratio has C_in^E (here I), which is what wrapping leaves. The last two terms
+    stand only for an axis that is compressed: the others are not sampled. The paper has no groups: here an
+    axis that all groups share counts once for each of them, but never more than the layer has.
+    """
+    (out, in_), (filters, inputs) = spec.weight_shape[:2], spec.epitome_shape[:2]
+    convolved = min(out, filters * geometry.in_repeats)
+    gathered = min(in_, inputs * geometry.out_repeats)
+    window, positions = prod(spec.window), geometry.kernel_positions
+    doubled = (2 * gathered * window - 1) * positions * convolved + positions * window * convolved
+    if inputs < in_:
+        doubled += 2 * spec.num_in_blocks * spec.block_in * geometry.in_repeats * geometry.in_positions
+    if filters < out:
+        doubled += 2 * spec.num_out_blocks * spec.block_out * geometry.out_repeats * geometry.out_positions
+    return (doubled + 1) // 2
+
+
+def executed(
+    spec: EpitomeSpec, geometry: Geometry, strategy: Strategy, interpolated: Interpolated | None = None
+) -> Operations:
+    """What a deployed layer executes under a strategy (method section 5), per sample.
+
+    The product map convolves with O filters; then each output channel is a lerp of two channels (2
+    operations) or, where its start is a whole position, a copy (0). Wrapping convolves I channels; before
+    that each input channel is added to two epitome channels with their shares (2 multiply-adds) or to one (1
+    addition).
+
+    Args:
+        spec: The shapes.
+        geometry: Positions, groups and kind of layer.
+        strategy: One of `STRATEGIES`; it is not checked here that it applies (`why_not`).
+        interpolated: Channels with fractional starts; default all.
+    """
+    between = all_interpolated(spec) if interpolated is None else interpolated
+    (out, in_), (filters, inputs) = spec.weight_shape[:2], spec.epitome_shape[:2]
+    taps = prod(spec.weight_shape[2:])
+    interpolation = 0
+    if strategy in ("product_map", "both"):
+        out = filters * geometry.in_repeats
+        interpolation += 2 * between.out_channels * geometry.out_repeats * geometry.out_positions
+    if strategy in ("wrapping", "both"):
+        additions = spec.weight_shape[1] + between.in_channels
+        in_ = inputs * geometry.out_repeats
+        interpolation += additions * geometry.in_repeats * geometry.in_positions
+    return Operations(out * in_ * taps * geometry.kernel_positions, interpolation)
+
+
+def why_not(spec: EpitomeSpec, geometry: Geometry, strategy: Strategy) -> Reason | None:
+    """The reason why a strategy does not apply, by the table of method section 5; None if it does."""
+    if strategy == "folded":
+        return None
+    if strategy == "both":
+        return why_not(spec, geometry, "product_map") or why_not(spec, geometry, "wrapping")
+    axis, repeats = (0, geometry.in_repeats) if strategy == "product_map" else (1, geometry.out_repeats)
+    if spec.epitome_shape[axis] >= spec.weight_shape[axis]:
+        return "axis not compressed"
+    if spec.epitome_shape[axis] * repeats >= spec.weight_shape[axis]:
+        return "groups need as many channels as the layer has"
+    if spec.channel_starts == "grid":
+        return "channel starts on pairs of blocks"
+    if strategy == "wrapping" and geometry.flattened:
+        return "flattened kernel mixes channels and space"
+    return _spatial_obstacle(spec, strategy)
+
+
+def _spatial_obstacle(spec: EpitomeSpec, strategy: Strategy) -> Reason | None:
+    """Spatial starts hinder an axis if they differ between its blocks."""
+    owners = spec.start_shapes.get("spatial", (1,))[:-1]
+    if prod(owners) == 1:
+        return None
+    if spec.spatial_starts == "grid":
+        return "spatial starts on pairs of blocks"
+    if spec.spatial_starts == "out":
+        return "spatial starts on output blocks" if strategy == "product_map" else None
+    return "spatial starts on input blocks" if strategy == "wrapping" else None
+
+
+def best(spec: EpitomeSpec, geometry: Geometry, interpolated: Interpolated | None = None) -> Choice:
+    """The strategy that executes the fewest operations; folded where none applies or none saves."""
+    declined: list[tuple[Strategy, Reason]] = []
+    options: list[tuple[Strategy, Operations]] = []
+    for strategy in STRATEGIES[:-1]:
+        reason = why_not(spec, geometry, strategy)
+        if reason is None:
+            options.append((strategy, executed(spec, geometry, strategy, interpolated)))
+        else:
+            declined.append((strategy, reason))
+    dense = executed(spec, geometry, "folded")
+    strategy, operations = min(options, key=lambda option: option[1].total, default=("folded", dense))
+    if geometry.kernel_positions == 0:
+        return Choice("folded", dense, "not run by the example input", tuple(declined))
+    if operations.total < dense.total:
+        return Choice(strategy, operations, "fewest operations", tuple(declined))
+    folded: Reason = "no saving" if options else _main_reason([reason for _, reason in declined])
+    return Choice("folded", dense, folded, tuple(declined))
+
+
+def _main_reason(reasons: list[Reason]) -> Reason:
+    """An axis that is not compressed explains little as long as the other axis has an obstacle of its own."""
+    obstacles = [reason for reason in reasons if reason != "axis not compressed"]
+    return obstacles[0] if obstacles else "axis not compressed"

@@ -1,0 +1,75 @@
+"""Does the deployed model compute what the trained one computes?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epitorch.cost._trace import tensors
+from epitorch.errors import EpitorchError, explain
+
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_TOLERANCE_TF32 = 1e-2  # torch lets cuDNN convolve float32 in TF32, which has 10 bits
+
+
+class ParityError(EpitorchError):
+    """The deployed model's output differs from the trained model's."""
+
+
+def check_parity(trained: Any, deployed: Any) -> float:
+    """Compare two outputs; tolerances stand far above rounding and far below a wrong layer.
+
+    Args:
+        trained: Output of the trained model: a tensor or nested containers.
+        deployed: Output of the deployed model.
+
+    Returns:
+        The largest difference over the largest value of the tensor that it is in.
+
+    Raises:
+        ParityError: If the outputs differ, or hold no tensor to compare.
+    """
+    pairs = list(zip(tensors(trained), tensors(deployed), strict=False))
+    shapes = [[tuple(t.shape) for t in tensors(output)] for output in (trained, deployed)]
+    if shapes[0] != shapes[1] or not pairs:
+        raise ParityError(
+            explain(
+                "the outputs cannot be compared", expected=f"tensors of shapes {shapes[0]}", got=shapes[1]
+            )
+        )
+    differences = [(relative_difference(*pair), _tolerance(pair[0])) for pair in pairs]
+    for difference, tolerance in differences:
+        if not difference <= tolerance:
+            raise ParityError(
+                explain(
+                    "the deployed model does not compute what the trained one computes",
+                    expected=f"a difference of at most {tolerance:.0e} of the largest output",
+                    got=f"{difference:.1e}",
+                    fix="deploy with strategy='dense'; if that differs too, the model's output does not"
+                    " depend on its input alone",
+                )
+            )
+    return max(difference for difference, _ in differences)
+
+
+def relative_difference(expected: Tensor, got: Tensor) -> float:
+    """Largest absolute difference over the largest absolute value; infinite where only one is not finite."""
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    a, b = expected.detach().to("cpu", wide), got.detach().to("cpu", wide)
+    finite = a.isfinite()
+    if not torch.equal(finite, b.isfinite()):
+        return float("inf")
+    a, b = a[finite], b[finite]
+    if a.numel() == 0 or torch.equal(a, b):
+        return 0.0
+    scale = a.abs().max().item()
+    return (a - b).abs().max().item() / scale if scale else float("inf")
+
+
+def _tolerance(tensor: Tensor) -> float:
+    tolerance = _TOLERANCE.get(tensor.dtype, _TOLERANCE[torch.float32])
+    if tensor.device.type == "cuda" and tensor.dtype == torch.float32:
+        return _TOLERANCE_TF32
+    return tolerance

@@ -1,0 +1,77 @@
+"""How each layer of a deployed model runs: plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from epitorch.cost.analysis import aligned
+from epitorch.cost.formulas import Reason, Strategy
+
+
+@dataclass(frozen=True)
+class LayerDeployment:
+    """One epitome layer of the trained model.
+
+    Args:
+        name: Qualified name.
+        kind: Class of the trained layer.
+        strategy: `product_map`, `wrapping`, `both` or `folded` into a plain layer.
+        reason: Why; from a closed list (`epitorch.cost.Reason`).
+        declined: Strategies that do not apply, each with its reason.
+        madds: Operations that it executes per sample of the example, interpolation included.
+        madds_dense: Multiply-adds of the plain layer.
+    """
+
+    name: str
+    kind: str
+    strategy: Strategy
+    reason: Reason
+    declined: tuple[tuple[Strategy, Reason], ...]
+    madds: int
+    madds_dense: int
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Report of `epitorch.deploy`; `str()` is a table.
+
+    Args:
+        strategy: What was asked for.
+        layers: Every epitome layer of the trained model.
+        difference: Largest difference between the two models on the example, over the largest output.
+    """
+
+    strategy: str
+    layers: tuple[LayerDeployment, ...]
+    difference: float
+
+    @property
+    def folded(self) -> tuple[LayerDeployment, ...]:
+        """The layers that became plain ones."""
+        return tuple(layer for layer in self.layers if layer.strategy == "folded")
+
+    def __str__(self) -> str:
+        head = ("layer", "kind", "runs as", "MAdds", "MAdds (dense)", "reason", "declined")
+        rows = [_shown(layer) for layer in self.layers]
+        counts = f"{len(self.layers) - len(self.folded)} reused, {len(self.folded)} folded"
+        total = f"{counts}; difference to the trained model {self.difference:.1e}"
+        return "\n".join([*aligned([head, *rows], left=(0, 1, 2, 5, 6)), total])
+
+
+def _shown(layer: LayerDeployment) -> tuple[str, ...]:
+    sizes = (f"{layer.madds:,}", f"{layer.madds_dense:,}")
+    return (
+        layer.name or "(model)",
+        layer.kind,
+        layer.strategy,
+        *sizes,
+        layer.reason,
+        _listed(layer.declined),
+    )
+
+
+def _listed(declined: Iterable[tuple[Strategy, Reason]]) -> str:
+    """Obstacles only: an axis that is not compressed needs no reuse, and `both` fails where one part does."""
+    single = [entry for entry in declined if entry[0] != "both" and entry[1] != "axis not compressed"]
+    return "; ".join(f"{strategy}: {reason}" for strategy, reason in single)

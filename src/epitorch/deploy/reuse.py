@@ -1,0 +1,242 @@
+"""Layers that run on the epitome itself, by product map and channel wrapping (method section 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from epitorch.deploy._mixing import Runs, channel_runs, expand_channels, wrap_channels
+from epitorch.functional import sample_weight
+from epitorch.nn import EpitomeLayer, EpitomeLinear, RoutingMap
+from epitorch.spec import Axis, EpitomeSpec
+
+ReuseStrategy = Literal["product_map", "wrapping", "both"]
+
+_CONV = (F.conv1d, F.conv2d, F.conv3d)
+_CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+class ReuseLayer(nn.Module):
+    """An epitome layer for inference that convolves with the epitome's channels.
+
+    Its state is the epitome, the routing map and the bias, named as in the trained layer. What it convolves
+    with (`kernel`) is the epitome, or made of it along the axes that are not reused; it is smaller than the
+    weight.
+
+    Args:
+        layer: The trained layer; its tensors are taken, not copied.
+        strategy: `product_map`: O filters, then `A_out`. `wrapping`: `A_in^T`, then I channels. `both`.
+    """
+
+    epitome: nn.Parameter
+    bias: nn.Parameter | None
+    routing_map: RoutingMap
+    kernel: Tensor | None
+    channel_dim: int
+    groups = 1
+    transposed = False
+
+    def __init__(self, layer: EpitomeLayer, strategy: ReuseStrategy) -> None:
+        super().__init__()
+        self.strategy: ReuseStrategy = strategy
+        self.spec, self.weight_shape = layer.spec, layer.weight_shape
+        self.register_parameter("epitome", layer.epitome)
+        self.register_parameter("bias", layer.bias)
+        self.routing_map = layer.routing_map
+        self.register_buffer("kernel", None, persistent=False)
+        self._expand: Runs = ()
+        self._wrap: Runs = ()
+        self.register_load_state_dict_post_hook(_refresh_after_load)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Make the kernel and the runs anew from the epitome and the routing map; loading a state does it."""
+        starts = self.routing_map.as_dict()
+        self._expand = self._runs("out", starts) if self._reuses_filters else ()
+        self._wrap = self._runs("in", starts) if self._wraps_inputs else ()
+        self.kernel = self._make_kernel(starts)
+
+    def _runs(self, axis: Literal["out", "in"], starts: dict[Axis, Tensor]) -> Runs:
+        """A convolution's groups divide the filters and repeat the inputs; transposed, the other way round."""
+        dim = 0 if axis == "out" else 1
+        repeated = (axis == "out") == self.transposed
+        return channel_runs(
+            starts.get(axis),
+            self.spec.weight_shape[dim],
+            self.spec.epitome_shape[dim],
+            self.spec.block_out if axis == "out" else self.spec.block_in,
+            group_length=self.spec.group_length,
+            repeats=self.groups if repeated else 1,
+            shared_by=1 if repeated else self.groups,
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Apply the layer; shapes as the trained layer's."""
+        return self._expanded(self._convolve(self._wrapped(input), self._convolution_bias))
+
+    @property
+    def _reuses_filters(self) -> bool:
+        return self.strategy in ("product_map", "both")
+
+    @property
+    def _wraps_inputs(self) -> bool:
+        return self.strategy in ("wrapping", "both")
+
+    @property
+    def _convolution_bias(self) -> Tensor | None:
+        return None if self._reuses_filters else self.bias
+
+    def _wrapped(self, input: Tensor) -> Tensor:
+        if not self._wraps_inputs:
+            return input
+        size = self.spec.epitome_shape[1] * self.groups
+        return wrap_channels(input, self._wrap, size, self.channel_dim)
+
+    def _expanded(self, product_map: Tensor) -> Tensor:
+        if not self._reuses_filters:
+            return product_map
+        output = expand_channels(product_map, self._expand, self.channel_dim)
+        if self.bias is None:
+            return output
+        return output + self.bias.view(-1, *[1] * (-1 - self.channel_dim)).to(output.dtype)
+
+    def _convolve(self, input: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def _weight(self) -> Tensor:
+        return self.epitome if self.kernel is None else self.kernel
+
+    def _make_kernel(self, starts: dict[Axis, Tensor]) -> Tensor | None:
+        """The weight, reused axes left as short as the epitome's; None if that is the epitome itself."""
+        spec = self._kernel_spec()
+        repeats = self.groups if self._shared_axis_is_reused else 1
+        if spec.weight_shape == spec.epitome_shape and not spec.start_shapes and repeats == 1:
+            return None
+        epitome = self.epitome.transpose(0, 1) if self.transposed else self.epitome
+        needed = {axis: starts[axis] for axis in spec.start_shapes}
+        kernel = sample_weight(epitome, needed, spec)
+        space = self.weight_shape[2:]
+        kernel = kernel.reshape(
+            kernel.shape[0], -1, *space
+        )  # flatten_kernel: (O, in * prod K) -> (O, in, *K)
+        kernel = kernel.transpose(0, 1) if self.transposed else kernel
+        return kernel.repeat(repeats, 1, *[1] * len(space)).contiguous()
+
+    def _kernel_spec(self) -> EpitomeSpec:
+        (out, in_, *space), (filters, inputs) = self.spec.weight_shape, self.spec.epitome_shape[:2]
+        if self._reuses_filters:
+            out = filters
+        if self._wraps_inputs:
+            in_ = inputs
+        block_out = filters if self._reuses_filters else self.spec.block_out
+        block_in = inputs if self._wraps_inputs else self.spec.block_in
+        return replace(self.spec, weight_shape=(out, in_, *space), block_out=block_out, block_in=block_in)
+
+    @property
+    def _shared_axis_is_reused(self) -> bool:
+        """The groups divide an axis among them that is now the epitome's: each needs a copy of it."""
+        return self._wraps_inputs if self.transposed else self._reuses_filters
+
+    def extra_repr(self) -> str:
+        """Strategy and shapes."""
+        return f"{self.strategy}, weight={self.weight_shape}, epitome={tuple(self.epitome.shape)}"
+
+
+class ReuseLinear(ReuseLayer):
+    """`EpitomeLinear` with reuse."""
+
+    channel_dim = -1
+
+    def __init__(self, layer: EpitomeLinear, strategy: ReuseStrategy) -> None:
+        super().__init__(layer, strategy)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.refresh()
+
+    def _convolve(self, input: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(input, self._weight, bias)
+
+
+class _ReuseConvNd(ReuseLayer):
+    """What convolutions share: torch's arguments."""
+
+    def __init__(self, layer: Any, strategy: ReuseStrategy) -> None:
+        super().__init__(layer, strategy)
+        self.in_channels: int = layer.in_channels
+        self.out_channels: int = layer.out_channels
+        self.kernel_size: tuple[int, ...] = layer.kernel_size
+        self.stride: tuple[int, ...] = layer.stride
+        self.padding: tuple[int, ...] | str = layer.padding
+        self.dilation: tuple[int, ...] = layer.dilation
+        self.output_padding: tuple[int, ...] = layer.output_padding
+        self.groups: int = layer.groups
+        self.padding_mode: str = layer.padding_mode
+        self.channel_dim = -1 - len(self.kernel_size)
+        self.refresh()
+
+
+class ReuseConv(_ReuseConvNd):
+    """An epitome convolution with reuse, 1-D to 3-D."""
+
+    def _convolve(self, input: Tensor, bias: Tensor | None) -> Tensor:
+        convolve = _CONV[len(self.kernel_size) - 1]
+        padding: tuple[int, ...] | str | int = self.padding
+        if self.padding_mode != "zeros":
+            input, padding = F.pad(input, self._pad, mode=self.padding_mode), 0
+        return convolve(input, self._weight, bias, self.stride, padding, self.dilation, self.groups)
+
+    @property
+    def _pad(self) -> list[int]:
+        """Elements before and after each axis, the last axis first, as `F.pad` wants them."""
+        amounts: list[int] = []
+        for k in reversed(range(len(self.kernel_size))):
+            reach = self.dilation[k] * (self.kernel_size[k] - 1)
+            if isinstance(self.padding, str):
+                before, total = (reach // 2, reach) if self.padding == "same" else (0, 0)
+            else:
+                before, total = self.padding[k], 2 * self.padding[k]
+            amounts += [before, total - before]
+        return amounts
+
+
+class ReuseConvTranspose(_ReuseConvNd):
+    """An epitome transposed convolution with reuse, 1-D to 3-D."""
+
+    transposed = True
+
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        """Apply the layer; `output_size` as in torch."""
+        extra = self.output_padding if output_size is None else self._reach(input, output_size)
+        product_map = self._convolve(self._wrapped(input), self._convolution_bias, extra)
+        return self._expanded(product_map)
+
+    def _convolve(self, input: Tensor, bias: Tensor | None, extra: Sequence[int] = ()) -> Tensor:
+        convolve: Any = _CONV_TRANSPOSE[len(self.kernel_size) - 1]
+        return convolve(
+            input, self._weight, bias, self.stride, self.padding, extra or 0, self.groups, self.dilation
+        )
+
+    def _reach(self, input: Tensor, output_size: Sequence[int]) -> list[int]:
+        """Rows to add on one side for the size that was asked for; torch refuses too many."""
+        dims = len(self.kernel_size)
+        extra = []
+        for k, (size, wanted) in enumerate(zip(input.shape[-dims:], tuple(output_size)[-dims:], strict=True)):
+            padding, reach = int(self.padding[k]), self.dilation[k] * (self.kernel_size[k] - 1)
+            extra.append(wanted - ((size - 1) * self.stride[k] - 2 * padding + reach + 1))
+        return extra
+
+
+def reuse_layer(layer: EpitomeLayer, strategy: ReuseStrategy) -> ReuseLayer:
+    """Make the module that runs `layer` under a strategy that applies to it (`cost.formulas.why_not`)."""
+    if isinstance(layer, EpitomeLinear):
+        return ReuseLinear(layer, strategy).eval()
+    return (ReuseConvTranspose if layer.transposed else ReuseConv)(layer, strategy).eval()
+
+
+def _refresh_after_load(module: Any, incompatible: Any) -> None:
+    module.refresh()

@@ -1,0 +1,28 @@
+"""Epitome layers: torch's convolutions and linear layer with a generated weight."""
+
+from epitorch.nn._base import EpitomeLayer, EpitomeOptions, learner_starts
+from epitorch.nn._conv import (
+    EpitomeConv1d,
+    EpitomeConv2d,
+    EpitomeConv3d,
+    EpitomeConvTranspose1d,
+    EpitomeConvTranspose2d,
+    EpitomeConvTranspose3d,
+)
+from epitorch.nn._index import IndexLearner, RoutingMap
+from epitorch.nn._linear import EpitomeLinear
+
+__all__ = [
+    "EpitomeConv1d",
+    "EpitomeConv2d",
+    "EpitomeConv3d",
+    "EpitomeConvTranspose1d",
+    "EpitomeConvTranspose2d",
+    "EpitomeConvTranspose3d",
+    "EpitomeLayer",
+    "EpitomeLinear",
+    "EpitomeOptions",
+    "IndexLearner",
+    "RoutingMap",
+    "learner_starts",
+]

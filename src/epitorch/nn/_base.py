@@ -1,0 +1,283 @@
+"""EpitomeLayer: an epitome, its starts, and the weight generated from them. What every layer shares."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod, sqrt
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from epitorch.errors import ShapeError, StartsError, explain
+from epitorch.functional import check_start_shapes, sample_weight
+from epitorch.init import evenly_spread, interpolation_gain
+from epitorch.nn._index import IndexLearner, RoutingMap
+from epitorch.spec import Axis, ChannelStarts, EpitomeSpec, SpatialStarts, semantic_order
+
+Index = Literal["learner", "direct", "fixed"]
+INDEX_KINDS = ("learner", "direct", "fixed")
+_WATCHED = 16  # epitome elements in the fingerprint of a step
+
+
+class EpitomeOptions(TypedDict, total=False):
+    """The keyword-only arguments that every epitome layer has besides `epitome_shape`."""
+
+    block_out: int | None
+    block_in: int | None
+    spatial_starts: SpatialStarts
+    channel_starts: ChannelStarts
+    index: Index
+    group_length: int | None
+    flatten_kernel: bool
+    momentum: float
+    spatial_shift: bool
+
+
+class EpitomeLayer(nn.Module, ABC):
+    """Base of all epitome layers (method sections 1 to 3).
+
+    Attributes:
+        epitome: Parameter E, shape `(O, I, *L)` (transposed convolutions: `(I, O, *L)`; `flatten_kernel`: `(O, I)`).
+        routing_map: Starts used at evaluation; part of the state.
+        learner: Index learner eta, or None (`index` is "direct" or "fixed", or the layer was deployed).
+        spec: Shapes in semantic order `(out, in, *kernel)`.
+        qualified_name: Name in the model that `convert_` gave; used in messages.
+    """
+
+    epitome: nn.Parameter
+    bias: nn.Parameter | None
+    learner: IndexLearner | None
+    transposed = False
+
+    def _build(
+        self,
+        weight_shape: tuple[int, ...],
+        epitome_shape: Sequence[int],
+        in_features: int,
+        bias: bool,
+        factory: dict[str, Any],
+        *,
+        index: Index,
+        momentum: float,
+        flatten_kernel: bool,
+        block_out: int | None,
+        block_in: int | None,
+        spatial_starts: SpatialStarts,
+        channel_starts: ChannelStarts,
+        group_length: int | None,
+        spatial_shift: bool,
+    ) -> None:
+        """Register everything. `weight_shape` and `epitome_shape` are in storage order."""
+        self.index, self.qualified_name = self._checked_index(index), ""
+        self.flatten_kernel = flatten_kernel
+        self.weight_shape = weight_shape
+        self.spec = EpitomeSpec.for_layer(
+            weight_shape,
+            epitome_shape,
+            transposed=self.transposed,
+            flatten_kernel=flatten_kernel,
+            block_out=block_out,
+            block_in=block_in,
+            spatial_starts=spatial_starts,
+            channel_starts=channel_starts,
+            group_length=group_length,
+            spatial_shift=spatial_shift,
+        )
+        self.momentum = _checked_momentum(momentum)
+        self.epitome = nn.Parameter(torch.empty(tuple(epitome_shape), **factory))
+        out_features = self.spec.weight_shape[0] * (getattr(self, "groups", 1) if self.transposed else 1)
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_features, **factory)) if bias else None)
+        self._build_starts(in_features)
+        self._learner_in_eval = False
+        self.reset_parameters()
+
+    def _build_starts(self, in_features: int) -> None:
+        dtype = torch.promote_types(self.epitome.dtype, torch.float32)
+        learned = self.index == "learner" and bool(self.spec.start_shapes)
+        starts = evenly_spread(self.spec, within_reach=learned, device=self.epitome.device)
+        self.routing_map = RoutingMap(
+            self.spec,
+            starts,
+            learned=self.index == "direct",
+            momentum=self.momentum,
+            dtype=dtype,
+            watched=self.spec.num_starts + len(self._sample_of_epitome()) if learned else 0,
+        )
+        spatial_dims = len(self.weight_shape) - 2
+        self.learner = (
+            IndexLearner(in_features, self.spec, starts, spatial_dims=spatial_dims, dtype=dtype) if learned else None
+        )
+
+    def reset_parameters(self) -> None:
+        """Draw the epitome so that a fresh layer's output has the dense layer's variance; bias as in torch."""
+        fan_in = prod(semantic_order(self.weight_shape, self.transposed)[1:])
+        bound = 1 / sqrt(fan_in)  # torch's kaiming_uniform_(a=sqrt(5))
+        self.init_epitome(std=bound / sqrt(3))
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    @torch.no_grad()
+    def init_epitome(self, std: float) -> None:
+        """Draw the epitome uniformly so that the generated weight has standard deviation `std`."""
+        gain = interpolation_gain(self.starts(), self.spec) if not self.epitome.is_meta else 1.0
+        bound = sqrt(3) * std / gain
+        self.epitome.uniform_(-bound, bound)
+
+    # ---- starts and weight ----
+
+    def starts(self) -> dict[Axis, Tensor]:
+        """Evaluation starts by axis, in positions: `"out"` (R_out,), `"in"` (R_in,), `"spatial"` (R, axes).
+
+        Only axes that have starts. With `channel_starts="grid"` the channel entries are `(R_out, R_in)`. The tensors
+        are live: writing into them (under `torch.no_grad()`) moves the starts.
+        """
+        return self.routing_map.as_dict()
+
+    def set_starts(self, starts: Mapping[Axis, Tensor]) -> None:
+        """Overwrite the evaluation starts; a learner is made to return them too.
+
+        Raises:
+            StartsError: If axes or shapes differ from `starts()`, or a value is not finite.
+        """
+        check_start_shapes(starts, self.spec, self._where)
+        for axis, value in starts.items():
+            if not torch.isfinite(value).all():
+                raise StartsError(
+                    explain("starts must be finite", expected="numbers", got=f"{axis}: {value}", where=self._where)
+                )
+        self.routing_map.set(starts)
+        if self.learner is not None:
+            self.learner.reset(starts)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight generated from the routing map, in torch's storage order, differentiable. Not cached.
+
+        Raises:
+            StartsError: If a start is not finite.
+        """
+        self.routing_map.check_finite(self._where)
+        return self._generate(self.starts())
+
+    def _generate(self, starts: Mapping[Axis, Tensor]) -> Tensor:
+        epitome = self.epitome.transpose(0, 1) if self.transposed else self.epitome
+        weight = sample_weight(epitome, starts, self.spec)
+        if self.flatten_kernel:
+            weight = weight.reshape(semantic_order(self.weight_shape, self.transposed))
+        return weight.transpose(0, 1) if self.transposed else weight
+
+    def _weight_for(self, features: Tensor) -> Tensor:
+        """The weight of this forward pass: from the learner in training, from the routing map otherwise."""
+        learner = None if self.routing_map.is_frozen else self.learner
+        if learner is None or not (self.training or self._learner_in_eval) or features.numel() == 0:
+            if not torch.compiler.is_compiling() and self.epitome.device.type == "cpu":
+                self.routing_map.check_finite(self._where)
+            return self._generate(self.starts())
+        starts = learner(features)
+        if self.training and not _recomputing():
+            self._track({axis: value.detach() for axis, value in starts.items()}, learner)
+        return self._generate(starts)
+
+    def _track(self, starts: dict[Axis, Tensor], learner: IndexLearner) -> None:
+        bias = learner.head.bias.detach()
+        self.routing_map.update(starts, torch.cat([bias, self._sample_of_epitome().to(bias)]))
+
+    def _sample_of_epitome(self) -> Tensor:
+        flat = self.epitome.detach().reshape(-1)
+        return flat[:: max(1, flat.numel() // _WATCHED)][:_WATCHED]
+
+    # ---- routing ----
+
+    def freeze_routing(self) -> None:
+        """Stop the routing map and use it in training as well; the flag is part of the state."""
+        self.routing_map.freeze(True)
+
+    def unfreeze_routing(self) -> None:
+        """Undo `freeze_routing`."""
+        self.routing_map.freeze(False)
+
+    def snap_routing(self) -> None:
+        """Move the map to whole positions (multiples of the group length) and freeze it: cheaper to run."""
+        self.routing_map.snap()
+        self.freeze_routing()
+
+    def drop_learner(self) -> None:
+        """Remove the learner for good and freeze the map: the state of a deployed layer."""
+        self.learner = None
+        self.index = "fixed" if self.index == "learner" else self.index
+        self.freeze_routing()
+
+    # ---- state ----
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        has_learner = any(key.startswith(prefix + "learner.") for key in state_dict)
+        frozen = state_dict.get(prefix + "routing_map.frozen")
+        if self.learner is not None and not has_learner and frozen is not None and bool(frozen):
+            self.drop_learner()
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    # ---- conversion ----
+
+    @abstractmethod
+    def to_dense(self) -> nn.Module:
+        """Return torch's own layer with the generated weight, same arguments, dtype, device and mode."""
+
+    def _fill_dense(self, dense: nn.Module) -> nn.Module:
+        """Copy weight and bias into a layer made on the meta device."""
+        for name, value in (("weight", self.weight), ("bias", self.bias)):
+            if value is not None:
+                copy = value.detach().clone(memory_format=torch.contiguous_format)
+                setattr(dense, name, nn.Parameter(copy, requires_grad=self.epitome.requires_grad))
+        return dense.train(self.training)
+
+    # ---- helpers ----
+
+    @property
+    def _where(self) -> str:
+        return self.qualified_name or type(self).__name__
+
+    def _checked_index(self, index: Index) -> Index:
+        if index not in INDEX_KINDS:
+            raise ShapeError(explain("index is not valid", expected=" | ".join(INDEX_KINDS), got=repr(index)))
+        return index
+
+    def _epitome_repr(self) -> str:
+        options = [f"epitome_shape={tuple(self.epitome.shape)}", f"index={self.index}"]
+        if self.spec.group_length > 1:
+            options.append(f"group_length={self.spec.group_length}")
+        if self.flatten_kernel:
+            options.append("flatten_kernel=True")
+        return ", ".join(options)
+
+
+@contextmanager
+def learner_starts(model: nn.Module) -> Iterator[None]:
+    """Inside, layers in eval mode take their starts from the learner on the batch; no routing map changes.
+
+    Measures the gap between training and evaluation. Layers without a learner, or frozen, use the map as ever.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, EpitomeLayer)]
+    before = [layer._learner_in_eval for layer in layers]
+    for layer in layers:
+        layer._learner_in_eval = True
+    try:
+        yield
+    finally:
+        for layer, value in zip(layers, before, strict=True):
+            layer._learner_in_eval = value
+
+
+def _recomputing() -> bool:
+    """Whether autograd is running backward: a checkpointed forward pass is being repeated."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._current_graph_task_id() != -1
+
+
+def _checked_momentum(momentum: float) -> float:
+    if not 0 <= momentum < 1:
+        raise ShapeError(explain("momentum is not valid", expected="0 <= momentum < 1", got=repr(momentum)))
+    return momentum

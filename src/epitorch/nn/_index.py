@@ -1,0 +1,293 @@
+"""The index learner eta(F) and the routing map M that inference keeps of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import prod, sqrt
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from epitorch.errors import StartsError, explain
+from epitorch.spec import Axis, EpitomeSpec
+
+
+class _KeepsPrecision(nn.Module):
+    """Stays float32 or wider under `.half()` and `.to(torch.bfloat16)`: bfloat16 has a spacing of 4 near 1000."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _KeepsPrecision:
+        def keep(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            narrowed = tensor.is_floating_point() and torch.finfo(moved.dtype).bits < 32
+            return tensor.to(moved.device) if narrowed else moved
+
+        return super()._apply(keep, recurse)
+
+
+class RoutingMap(_KeepsPrecision):
+    """The starts that inference uses: `map["out"]`, `map["in"]`, `map["spatial"]`, in positions of the axis.
+
+    For a learner it is the moving average `M <- mu*M + (1-mu)*S(eta(F))`, once per optimiser step: outputs that come
+    while the parameters stay as they are (accumulation, a module used twice) are averaged and count as one.
+
+    Args:
+        spec: The shapes.
+        starts: Initial values.
+        learned: The starts are parameters (`index="direct"`), not buffers.
+        momentum: mu.
+        dtype: Dtype of the values, float32 or wider.
+        watched: Length of the fingerprint that `update` gets.
+    """
+
+    frozen: Tensor
+    _base: Tensor
+    _total: Tensor
+    _count: Tensor
+    _seen: Tensor
+
+    def __init__(
+        self,
+        spec: EpitomeSpec,
+        starts: Mapping[Axis, Tensor],
+        *,
+        learned: bool,
+        momentum: float,
+        dtype: torch.dtype,
+        watched: int = 0,
+    ) -> None:
+        super().__init__()
+        self.spec = spec
+        self.momentum = momentum
+        self.learned = learned
+        for axis, value in starts.items():
+            value = value.to(dtype).clone()
+            if learned:
+                self.register_parameter(axis, nn.Parameter(value))
+            else:
+                self.register_buffer(axis, value)
+        device = next((t.device for t in starts.values()), None)
+        self.register_buffer("frozen", torch.tensor(False, device=device))
+        self._is_frozen = False  # the flag again, outside the graph: no synchronisation, no data-dependent branch
+        zeros = torch.zeros(spec.num_starts, dtype=dtype, device=device)
+        self.register_buffer("_base", zeros, persistent=False)
+        self.register_buffer("_total", zeros.clone(), persistent=False)
+        self.register_buffer("_count", torch.zeros((), dtype=dtype, device=device), persistent=False)
+        seen = torch.full((watched,), float("nan"), dtype=dtype, device=device)  # NaN equals nothing: a new step
+        self.register_buffer("_seen", seen, persistent=False)
+
+    # ---- reading ----
+
+    def __getitem__(self, axis: Axis) -> Tensor:
+        if axis not in self.spec.start_shapes:
+            raise KeyError(axis)
+        return getattr(self, axis)
+
+    def __iter__(self) -> Iterator[Axis]:
+        return iter(self.spec.start_shapes)
+
+    def __len__(self) -> int:
+        return len(self.spec.start_shapes)
+
+    def keys(self) -> Iterator[Axis]:
+        """The axes that have starts."""
+        return iter(self)
+
+    def items(self) -> Iterator[tuple[Axis, Tensor]]:
+        """Pairs of axis and starts (live tensors)."""
+        return ((axis, self[axis]) for axis in self)
+
+    def as_dict(self) -> dict[Axis, Tensor]:
+        """Live tensors by axis; detached where the map is frozen."""
+        return {axis: value.detach() if self._is_frozen else value for axis, value in self.items()}
+
+    @property
+    def is_frozen(self) -> bool:
+        """The map no longer changes and is used in training too."""
+        return self._is_frozen
+
+    # ---- writing ----
+
+    @torch.no_grad()
+    def set(self, starts: Mapping[Axis, Tensor]) -> None:
+        """Overwrite all starts; the running average begins anew from them."""
+        for axis, value in self.items():
+            value.copy_(starts[axis])
+        self._seen.fill_(float("nan"))
+
+    def freeze(self, frozen: bool = True) -> None:
+        """Set the flag; learned starts stop (or resume) taking gradients."""
+        self.frozen.fill_(frozen)
+        self._sync_flag(frozen)
+
+    def _sync_flag(self, frozen: bool) -> None:
+        self._is_frozen = frozen
+        for parameter in self.parameters():
+            parameter.requires_grad_(not frozen)
+
+    @torch.no_grad()
+    def snap(self) -> None:
+        """Round every start to the nearest whole position (multiple of the group length), on the circle."""
+        for axis, value in self.items():
+            group = self.spec.group(axis)
+            size = value.new_tensor(self.spec.start_sizes[axis])
+            value.copy_(torch.remainder(torch.round(value / group) * group, size))
+
+    @torch.no_grad()
+    def update(self, starts: Mapping[Axis, Tensor], fingerprint: Tensor) -> None:
+        """Take in one output of the learner.
+
+        Args:
+            starts: The scaled output S(eta(F)).
+            fingerprint: Values that every optimiser step changes; as long as they are the same it is the same step.
+                Tensor arithmetic, not a version counter, so that compiled graphs do it too.
+        """
+        new = torch.cat([starts[axis].reshape(-1) for axis in self])
+        now = torch.cat([value.reshape(-1) for _, value in self.items()])
+        stepped = torch.ne(self._seen, fingerprint).any()
+        self._base.copy_(torch.where(stepped, now, self._base))
+        self._total.copy_(torch.where(stepped, new, self._total + new))
+        self._count.copy_(torch.where(stepped, torch.ones_like(self._count), self._count + 1))
+        self._seen.copy_(fingerprint)
+        average = torch.lerp(self._total / self._count, self._base, self.momentum)
+        average = torch.where(average.isfinite(), average, self._base)  # a diverged step must not spoil the map
+        sizes = [value.numel() for _, value in self.items()]
+        for (_, value), part in zip(self.items(), average.split(sizes), strict=True):
+            value.copy_(part.view_as(value))
+
+    def check_finite(self, where: str) -> None:
+        """Raise StartsError naming the layer and axis if a start is NaN or infinite."""
+        for axis, value in self.items():
+            if not torch.isfinite(value).all():
+                raise StartsError(_not_finite(where, axis, value))
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        for axis in self:
+            value = state_dict.get(prefix + axis)
+            if value is not None and not torch.isfinite(value).all():
+                error_msgs.append(_not_finite(prefix.rstrip("."), axis, value))
+                return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        self._seen.fill_(float("nan"))
+        if prefix + "frozen" in state_dict:
+            self._sync_flag(bool(state_dict[prefix + "frozen"]))
+
+    def extra_repr(self) -> str:
+        """Axes and shapes."""
+        return f"{self.spec.start_shapes}, frozen={self._is_frozen}"
+
+
+class IndexLearner(_KeepsPrecision):
+    """eta(F): pooling, 1x1 convolution, normalisation, activation, 1x1 convolution, average, sigmoid, scaling S.
+
+    The input is averaged over space first and no gradient goes back to it, so that the learner costs one read of it
+    (the gradient would cost three more passes and is spread over the whole batch); normalisation is per sample, so that
+    it does not depend on the rank. The output before the sigmoid is measured in positions (`size/4` times its
+    logit): one step then moves a start about as far as it would move a start that is a parameter.
+
+    Args:
+        in_channels: Channels of F.
+        spec: The shapes of the layer served.
+        starts: Initial starts, which the fresh learner returns whatever its input.
+        spatial_dims: Trailing axes of F to average over; 0 for a linear layer, whose leading axes are averaged instead.
+        hidden: Width of the hidden layer.
+    """
+
+    _scale: Tensor
+    _reach: Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        spec: EpitomeSpec,
+        starts: Mapping[Axis, Tensor],
+        *,
+        spatial_dims: int,
+        hidden: int = 16,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        device = next(iter(starts.values())).device
+        self.spec = spec
+        self.spatial_dims = spatial_dims
+        self.squeeze = nn.Linear(in_channels, hidden, device=device, dtype=dtype)
+        self.norm = nn.LayerNorm(hidden, device=device, dtype=dtype)
+        self.head = nn.Linear(hidden, spec.num_starts, device=device, dtype=dtype)
+        scale, reach = _scales(spec)
+        self.register_buffer("_scale", scale.to(device, dtype), persistent=False)
+        self.register_buffer("_reach", reach.to(device, dtype), persistent=False)
+        self.reset(starts)
+
+    @torch.no_grad()
+    def reset(self, starts: Mapping[Axis, Tensor]) -> None:
+        """Make the learner return `starts` for every input, until it is trained."""
+        flat = torch.cat([starts[axis].reshape(-1) for axis in self.spec.start_shapes]).to(self._reach)
+        share = (flat / self._reach).clamp(1e-3, 1 - 1e-3)
+        self.head.weight.zero_()
+        self.head.bias.copy_(torch.logit(share) * self._scale)
+
+    def forward(self, features: Tensor) -> dict[Axis, Tensor]:
+        """Return starts in positions for a batch of features, shape (N, C, *space) or (..., C) for linear layers."""
+        dtype = self.head.weight.dtype
+        features = features.detach()
+        with torch.autocast(features.device.type, enabled=False):
+            if self.spatial_dims:
+                pooled = features.mean(tuple(range(-self.spatial_dims, 0)), dtype=dtype)
+                pooled = pooled.reshape(-1, pooled.shape[-1])  # shape: (N, C)
+            else:
+                pooled = features.reshape(-1, features.shape[-1]).mean(0, keepdim=True, dtype=dtype)
+            hidden = F.relu(self.norm(self.squeeze(pooled)))
+            average = _mean_over_ranks(hidden) / sqrt(hidden.shape[-1])
+            flat = self._reach * torch.sigmoid(self.head(average) / self._scale)
+        return _unflatten(flat, self.spec)
+
+
+def _scales(spec: EpitomeSpec) -> tuple[Tensor, Tensor]:
+    """For every start: positions per unit of logit, and the end of the range that S reaches."""
+    scale, reach = [], []
+    for axis, shape in spec.start_shapes.items():
+        sizes = spec.start_sizes[axis]
+        owners = prod(shape) // len(sizes)
+        group = spec.group(axis)
+        reach += [size - group if group > 1 else size for size in sizes] * owners
+        scale += [size / 4 for size in sizes] * owners
+    # one group only: S is 0 for every output; keep the division in `reset` defined
+    return torch.tensor(scale, dtype=torch.float32), torch.tensor(reach, dtype=torch.float32).clamp_min(1e-6)
+
+
+def _unflatten(flat: Tensor, spec: EpitomeSpec) -> dict[Axis, Tensor]:
+    parts = flat.split([prod(shape) for shape in spec.start_shapes.values()])
+    return {axis: part.view(shape) for part, (axis, shape) in zip(parts, spec.start_shapes.items(), strict=True)}
+
+
+def _mean_over_ranks(hidden: Tensor) -> Tensor:
+    """Mean over the global batch, so that every rank samples the same weight. shape: (N, H) -> (H,)."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return hidden.mean(0)
+    from torch.distributed.nn.functional import all_reduce
+
+    count = hidden.new_full((1,), hidden.shape[0])
+    total = all_reduce(torch.cat([hidden.sum(0), count]))
+    return total[:-1] / total[-1].detach()
+
+
+def _not_finite(where: str, axis: Axis, value: Tensor) -> str:
+    return explain(
+        "a start index is not a finite number",
+        expected="finite starts",
+        got=f"{int((~torch.isfinite(value)).sum())} of {value.numel()} starts of axis '{axis}' are NaN or infinite",
+        where=where,
+        fix="the training diverged: go back to an earlier checkpoint and lower the learning rate of the starts",
+    )

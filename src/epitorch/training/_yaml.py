@@ -1,0 +1,112 @@
+"""YAML as plain data plus the line of every key, so that a message about a recipe can point at it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from epitorch.errors import RecipeError, explain
+
+KeyPath = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class YamlDocument:
+    """Plain values, and where each key stands (lines counted from 1)."""
+
+    data: Any
+    lines: dict[KeyPath, int]
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loading that reads `5e-4` as a number: YAML 1.1 asks for `5.0e-4` and gives a string otherwise."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_yaml(text: str, source: str) -> YamlDocument:
+    """Parse one YAML document.
+
+    Args:
+        text: The file's content.
+        source: File name, for messages.
+
+    Raises:
+        RecipeError: If the text is not YAML, repeats a key, has a key that is not text or contains itself.
+    """
+    loader = _Loader(text)
+    lines: dict[KeyPath, int] = {}
+    try:
+        node = loader.get_single_node()
+        data = None if node is None else _plain(loader, node, (), lines, source, ())
+    except yaml.YAMLError as error:
+        raise RecipeError(
+            explain("this is not valid YAML", expected="a YAML mapping", got=_problem(error), where=source)
+        ) from error
+    finally:
+        loader.dispose()
+    return YamlDocument(data, lines)
+
+
+def _plain(
+    loader: _Loader,
+    node: yaml.Node,
+    path: KeyPath,
+    lines: dict[KeyPath, int],
+    source: str,
+    above: tuple[int, ...],
+) -> Any:
+    if id(node) in above:
+        raise RecipeError(explain("an alias contains itself", expected="plain values", got=dotted(path), where=source))
+    above = (*above, id(node))
+    if isinstance(node, yaml.SequenceNode):
+        items = enumerate(node.value)
+        return [_plain(loader, item, (*path, str(i)), lines, source, above) for i, item in items]
+    if not isinstance(node, yaml.MappingNode):
+        return loader.construct_object(node)  # type: ignore[no-untyped-call]
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = _key(loader, key_node, source)
+        line = key_node.start_mark.line + 1
+        if key in result:
+            raise _repeated((*path, key), f"{source}, line {line}", lines[(*path, key)])
+        lines[(*path, key)] = line
+        result[key] = _plain(loader, value_node, (*path, key), lines, source, above)
+    return result
+
+
+def _key(loader: _Loader, node: yaml.Node, source: str) -> str:
+    key = loader.construct_object(node) if isinstance(node, yaml.ScalarNode) else None  # type: ignore[no-untyped-call]
+    if not isinstance(key, str):
+        where = f"{source}, line {node.start_mark.line + 1}"
+        raise RecipeError(explain("a key is not text", expected="a word", got=repr(key), where=where))
+    return key
+
+
+def _repeated(path: KeyPath, where: str, first: int) -> RecipeError:
+    return RecipeError(
+        explain(
+            f"the key '{dotted(path)}' is given twice",
+            expected="each key once",
+            got=f"it stands in line {first} already",
+            where=where,
+            fix="remove one of the two",
+        )
+    )
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    text = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"{text} (line {mark.line + 1}, column {mark.column + 1})" if mark else text
+
+
+def dotted(path: KeyPath) -> str:
+    """Return the path as it is printed: `training.peak_lr`."""
+    return ".".join(path) or "the file"

@@ -1,0 +1,118 @@
+"""A checkpoint measured on images."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from epitorch.checkpoint import Checkpoint, ModelInput, load_checkpoint
+from epitorch.errors import DataError, explain
+from epitorch.training.data import ArrayLoader, ImageArrays, Normalize, load_images
+from epitorch.training.devices import choose_device
+from epitorch.training.module import evaluate
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """Accuracies (fractions) of a checkpoint. `str(report)` is what the command prints.
+
+    Args:
+        checkpoint: The folder.
+        model: The model's name.
+        data: Where the images come from.
+        images: How many.
+        accuracy: With the routing map.
+        accuracy_learner: With the index learner on the same batches; None where none is in use.
+        gap: `accuracy_learner - accuracy`.
+        loss: Cross-entropy with the routing map.
+        device: Where it ran.
+    """
+
+    checkpoint: str
+    model: str
+    data: str
+    images: int
+    accuracy: float
+    accuracy_learner: float | None
+    gap: float | None
+    loss: float
+    device: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.model} on {self.images:,} images ({self.data}), {self.device}",
+            f"accuracy          {100 * self.accuracy:.2f}%",
+        ]
+        if self.accuracy_learner is not None and self.gap is not None:
+            lines.append(f"with the learner  {100 * self.accuracy_learner:.2f}% (gap {100 * self.gap:+.2f})")
+        return "\n".join([*lines, f"loss              {self.loss:.4f}"])
+
+
+def evaluate_checkpoint(
+    folder: str | Path,
+    data_path: str | Path,
+    *,
+    split: str = "test",
+    accelerator: str = "auto",
+    allow_factory: bool = False,
+) -> EvaluationReport:
+    """Measure a checkpoint in float32, with the batch size it was trained with.
+
+    Args:
+        folder: Of the checkpoint, or of its run.
+        data_path: As `load_images` takes it.
+        split: Which images.
+        accelerator: `auto`, `cpu` or `cuda`.
+        allow_factory: As for `load_checkpoint`.
+
+    Raises:
+        CheckpointError: If the checkpoint cannot be loaded.
+        DataError: If the images are missing, damaged, or not of the shape and classes of the checkpoint.
+    """
+    device = choose_device(accelerator)
+    checkpoint = load_checkpoint(folder, allow_factory=allow_factory)
+    config = checkpoint.config
+    arrays = load_images(data_path, split)
+    _check_images(arrays, config.input)
+    loader = ArrayLoader(arrays.to(device), config.batch_size)
+    normalize = Normalize(config.input.mean, config.input.std).to(device)
+    channels_last = _channels_last(checkpoint)
+    result = evaluate(checkpoint.model.to(device), loader, normalize, channels_last=channels_last)
+    learner = result.accuracy_learner
+    return EvaluationReport(
+        str(folder),
+        config.model,
+        arrays.source,
+        result.images,
+        result.accuracy,
+        learner,
+        None if learner is None else learner - result.accuracy,
+        result.loss,
+        device.type,
+    )
+
+
+def _channels_last(checkpoint: Checkpoint) -> bool:
+    training = checkpoint.config.recipe.get("training")
+    return bool(training.get("channels_last", False)) if isinstance(training, dict) else False
+
+
+def _check_images(arrays: ImageArrays, wanted: ModelInput) -> None:
+    for what, expected, got in (
+        ("shape", wanted.shape, arrays.image_shape),
+        ("classes", wanted.classes, arrays.classes),
+    ):
+        if expected != got:
+            raise DataError(
+                explain(
+                    f"the images do not fit the checkpoint: other {what}",
+                    expected=f"{what} {expected}",
+                    got=f"{what} {got}",
+                    where=arrays.source,
+                )
+            )

@@ -1,0 +1,271 @@
+"""Recipes: everything that decides a training run, read from a YAML file into frozen data.
+
+A recipe names the model, says how it becomes an epitome network (or leaves `epitome` out: no conversion), how the data
+are split and augmented, and how the network is trained. Unknown keys are refused, so a misspelt one cannot be ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from epitorch.errors import RecipeError, explain, suggest
+from epitorch.training._rules import (
+    Place,
+    check_keys,
+    choice,
+    flag,
+    mapping,
+    number,
+    optional,
+    read_section,
+    read_value,
+    ruled,
+    text,
+    whole,
+)
+from epitorch.training._yaml import KeyPath, read_yaml
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """Which network: `epitorch:NAME | timm:NAME | torchvision:NAME | package.module:factory`, and its arguments."""
+
+    name: str = ruled(text())
+    arguments: dict[str, Any] = ruled(mapping(), {})
+
+
+@dataclass(frozen=True)
+class EpitomeSection:
+    """How the network becomes an epitome network. Exactly one of `c`, `match_params` and `layers` is given.
+
+    Args:
+        c: The paper's compression factor of MobileNetV2's expansions.
+        match_params: Total parameters: the largest c that stays within them is taken.
+        layers: Layer by layer: name of a module to the fields of its `LayerPlan` (`epitome_shape` and so on).
+        last_conv: Compress MobileNetV2's last convolution too.
+        classifier: Compress MobileNetV2's classifier along its inputs, to this share.
+        index: How starts are learned.
+        group_length: Length g of the super-index on channel axes.
+        momentum: Of the routing map's moving average.
+        freeze_last_epochs: In so many last epochs the routing map is fixed and used in training as well.
+        snap: At that moment, move the map to whole positions first.
+    """
+
+    c: float | None = ruled(optional(number(0, 1, above=True)), None)
+    match_params: int | None = ruled(optional(whole(1)), None)
+    layers: dict[str, Any] | None = ruled(optional(mapping()), None)
+    last_conv: bool = ruled(flag(), False)
+    classifier: float | None = ruled(optional(number(0, 1, above=True)), None)
+    index: str = ruled(choice("learner", "direct", "fixed"), "learner")
+    group_length: int | None = ruled(optional(whole(1)), None)
+    momentum: float = ruled(number(0, 0.999999), 0.97)
+    freeze_last_epochs: int = ruled(whole(0), 0)
+    snap: bool = ruled(flag(), False)
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """How many training images are held out to choose by, and the augmentation of the others."""
+
+    holdout: int = ruled(whole(1), 5000)
+    crop_padding: int = ruled(whole(0), 4)
+    flip: bool = ruled(flag(), True)
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    """Optimiser, schedule and arithmetic.
+
+    Args:
+        peak_lr: Largest learning rate of the one-cycle schedule, for the weights.
+        start_lr: The same for starts and learners; null takes the default of `epitorch.param_groups`.
+        warmup: Part of the steps in which the learning rate rises.
+    """
+
+    epochs: int = ruled(whole(1))
+    peak_lr: float = ruled(number(0, above=True))
+    batch_size: int = ruled(whole(1), 128)
+    optimizer: str = ruled(choice("sgd"), "sgd")
+    momentum: float = ruled(number(0, 1), 0.9)
+    nesterov: bool = ruled(flag(), False)
+    weight_decay: float = ruled(number(0), 5e-4)
+    schedule: str = ruled(choice("one_cycle"), "one_cycle")
+    warmup: float = ruled(number(0, 1), 0.3)
+    start_lr: float | None = ruled(optional(number(0, above=True)), None)
+    label_smoothing: float = ruled(number(0, 1), 0.0)
+    precision: str = ruled(choice("fp32", "bf16", "fp16"), "fp32")
+    channels_last: bool = ruled(flag(), False)
+    seed: int = ruled(whole(0), 0)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole recipe. `text` is what it was read from: `sha256` and the results refer to it."""
+
+    name: str
+    model: ModelSection
+    training: TrainingSection
+    data: DataSection
+    epitome: EpitomeSection | None = None
+    description: str = ""
+    text: str = ""
+    source: str = ""
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the recipe's text (of the file, where there is one)."""
+        return sha256(self.text.encode()).hexdigest()
+
+    def content(self) -> dict[str, Any]:
+        """Return the recipe as plain data with every default filled in."""
+        content = asdict(self)
+        del content["text"], content["source"]
+        return content
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "model": ModelSection,
+    "epitome": EpitomeSection,
+    "data": DataSection,
+    "training": TrainingSection,
+}
+_TEXTS = ("name", "description")
+_TEXT = text()
+
+
+def parse_recipe(
+    data: Any,
+    *,
+    source: str,
+    lines: Mapping[KeyPath, int] | None = None,
+    text: str | None = None,
+    name: str | None = None,
+) -> Recipe:
+    """Read a recipe from plain data.
+
+    Args:
+        data: A mapping with the sections `model`, `training` and, if wanted, `data` and `epitome`.
+        source: Where it comes from, for messages.
+        lines: Line of each key in that source.
+        text: The text it was read from; default its JSON form.
+        name: Name of the run where the data give none.
+
+    Raises:
+        RecipeError: If a key is unknown or missing, or a value does not fit.
+    """
+    place = Place(source, lines or {})
+    check_keys(data, [*_TEXTS, *_SECTIONS], place)
+    texts = {key: read_value(_TEXT, data[key], place.below(key)) for key in _TEXTS if key in data}
+    given = {key: data[key] for key in _SECTIONS if key in data and not _left_out(key, data[key])}
+    # A section that is missing is read as an empty one: its required keys are then asked for by name.
+    wanted = {"model": {}, "training": {}, "data": {}, **given}
+    sections = {key: read_section(_SECTIONS[key], value, place.below(key)) for key, value in wanted.items()}
+    recipe = Recipe(
+        name=texts.get("name") or name or source,
+        description=texts.get("description", ""),
+        text=json.dumps(data, indent=1) if text is None else text,
+        source=source,
+        **sections,
+    )
+    _check_together(recipe, place)
+    return recipe
+
+
+
+
+def _left_out(key: str, value: Any) -> bool:
+    return key == "epitome" and value is None
+
+
+def _check_together(recipe: Recipe, place: Place) -> None:
+    epitome = recipe.epitome
+    if epitome is None:
+        return
+    given = [key for key in ("c", "match_params", "layers") if getattr(epitome, key) is not None]
+    if len(given) != 1:
+        raise RecipeError(
+            explain(
+                "'epitome' must say in one way how much to compress",
+                expected="exactly one of c, match_params, layers",
+                got=" and ".join(given) or "none of them",
+                where=str(place.below("epitome")),
+            )
+        )
+    if epitome.freeze_last_epochs > recipe.training.epochs:
+        raise RecipeError(
+            explain(
+                "'epitome.freeze_last_epochs' is longer than the training",
+                expected=f"at most training.epochs = {recipe.training.epochs}",
+                got=epitome.freeze_last_epochs,
+                where=str(place.below("epitome").below("freeze_last_epochs")),
+            )
+        )
+    if epitome.snap and not epitome.freeze_last_epochs:
+        raise RecipeError(
+            explain(
+                "'epitome.snap' has no moment to act",
+                expected="freeze_last_epochs of at least 1",
+                got=0,
+                where=str(place.below("epitome").below("snap")),
+                fix="say in how many last epochs the map is snapped and frozen",
+            )
+        )
+
+
+def load_recipe(path_or_name: str | Path) -> Recipe:
+    """Read a recipe file.
+
+    Args:
+        path_or_name: A path, or a name such as `cifar10-short/dense`, looked up in `recipes/` of the working
+            directory, then among the recipes that come with epitorch.
+
+    Raises:
+        RecipeError: If there is no such file or it is not a valid recipe.
+    """
+    path = _find(path_or_name)
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(
+            explain("the recipe cannot be read", expected="a UTF-8 text file", got=error, where=str(path))
+        ) from error
+    document = read_yaml(content, str(path))
+    name = f"{path.parent.name}/{path.stem}" if path.parent.name else path.stem
+    return parse_recipe(document.data, source=str(path), lines=document.lines, text=content, name=name)
+
+
+def recipe_folders() -> list[Path]:
+    """Return the folders in which recipe names are looked up; first those of the user, then those of the package."""
+    package = Path(__file__).resolve().parents[1]
+    # An installed package carries its recipes inside; a source tree has them beside src/.
+    folders = (Path("recipes"), package / "recipes", package.parents[1] / "recipes")
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def recipe_names() -> list[str]:
+    """Return the names that `load_recipe` finds without a path."""
+    found = ((folder, file) for folder in recipe_folders() for file in folder.rglob("*.yaml"))
+    return sorted({file.relative_to(folder).with_suffix("").as_posix() for folder, file in found})
+
+
+def _find(path_or_name: str | Path) -> Path:
+    path = Path(path_or_name)
+    if path.is_file():
+        return path
+    name = path if path.suffix in (".yaml", ".yml") else path.with_name(f"{path.name}.yaml")
+    for folder in recipe_folders():
+        if not path.is_absolute() and (folder / name).is_file():
+            return folder / name
+    known = recipe_names()
+    raise RecipeError(
+        explain(
+            f"there is no recipe '{path_or_name}'{suggest(str(path_or_name), known)}",
+            expected=f"a path to a YAML file, or one of {', '.join(known) or 'recipes/ (empty here)'}",
+            got="no such file",
+        )
+    )

@@ -1,0 +1,168 @@
+"""Before the first step: the data on their device, the model built and checked, the surroundings recorded."""
+
+from __future__ import annotations
+
+import platform
+import random
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from epitorch import __version__
+from epitorch.checkpoint import ModelInput
+from epitorch.conversion import convert_
+from epitorch.errors import InputError, explain
+from epitorch.models.resolve import build_model
+from epitorch.plan import Plan
+from epitorch.training.data import ImageArrays, channel_stats, load_images, split_holdout
+from epitorch.training.data_files import find_split, has_parquet
+from epitorch.training.plans import recipe_plan
+from epitorch.training.recipe import Recipe
+
+HOLDOUT_SEED = 0  # the same held-out images in every run, whatever its seed
+_PACKAGES = ("torch", "torchvision", "timm", "pytorch-lightning", "numpy", "safetensors")
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Training and held-out images, and what the model has to know about them."""
+
+    train: ImageArrays
+    heldout: ImageArrays
+    input: ModelInput
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model made as the recipe says; `plan` is None for a dense one."""
+
+    model: nn.Module
+    plan: Plan | None
+
+
+def load_training_data(recipe: Recipe, path: str | Path) -> TrainingData:
+    """Read and split the training images; the test images are only looked for, not read.
+
+    Raises:
+        DataError: If the data are missing or damaged, or there are too few to hold out.
+    """
+    if Path(path).is_dir() and has_parquet(Path(path)):
+        find_split(Path(path), "test")  # fail now rather than after the last epoch
+    whole = load_images(path, "train")
+    train, heldout = split_holdout(whole, recipe.data.holdout, HOLDOUT_SEED)
+    mean, std = channel_stats(train)
+    return TrainingData(train, heldout, ModelInput(whole.image_shape, mean, std, whole.classes))
+
+
+def build(recipe: Recipe, model_input: ModelInput) -> BuiltModel:
+    """Build and convert the recipe's model and check that it fits the images.
+
+    Raises:
+        InputError: If there is no such model, it cannot be converted as asked, or it does not give one number per
+            class for an image of this shape.
+    """
+    model = build_model(recipe.model.name, recipe.model.arguments)
+    plan = None
+    if recipe.epitome is not None:
+        plan = recipe_plan(model, recipe.epitome, source=recipe.source)
+        convert_(model, plan)
+    _check_output(model, model_input, recipe)
+    return BuiltModel(model, plan)
+
+
+def example_image(model_input: ModelInput) -> Tensor:
+    """Return one image of zeros, shape (1, C, H, W)."""
+    return torch.zeros(1, *model_input.shape)
+
+
+def _check_output(model: nn.Module, model_input: ModelInput, recipe: Recipe) -> None:
+    classes = len(model_input.classes)
+    training = model.training
+    try:
+        with torch.no_grad():
+            output = model.eval()(example_image(model_input))
+    except RuntimeError as error:
+        got: str = str(error).splitlines()[0]
+    else:
+        got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+    finally:
+        model.train(training)
+    if got == f"shape {(1, classes)}":
+        return
+    raise InputError(
+        explain(
+            f"the model '{recipe.model.name}' does not fit the data",
+            expected=f"shape {(1, classes)} for an image of shape {(1, *model_input.shape)}",
+            got=got,
+            where=recipe.source,
+            fix="set the model's arguments (num_classes, ...) in the recipe",
+        )
+    )
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed Python, NumPy and torch inside; all generators are put back afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return what a reader of the results must know about the machine and the software."""
+    return {
+        "epitorch": __version__,
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in _PACKAGES},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "cpu": _cpu_model(),
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _git_commit() -> str | None:
+    """Commit of the source tree that the package runs from; None for an installed one."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

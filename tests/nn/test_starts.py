@@ -1,0 +1,253 @@
+"""Starts of a fresh layer, their range and precision, and the scale that a fresh layer begins with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import reference
+from contract import LayerCase
+from epitorch.init import interpolation_gain
+from epitorch.nn import EpitomeConv2d, EpitomeLinear, learner_starts
+
+INDEXES = ("learner", "direct", "fixed")
+
+
+def conv(index: str = "learner", **options: Any) -> EpitomeConv2d:
+    """12 -> 12 channels with starts on every axis: three blocks along the filters, four along the inputs."""
+    arguments: dict[str, Any] = {"epitome_shape": (5, 3, 4, 3), "padding": 1, **options}
+    return EpitomeConv2d(12, 12, 3, index=index, **arguments)
+
+
+# ---- where they begin ----
+
+
+@pytest.mark.parametrize("index", INDEXES)
+def test_a_fresh_map_is_evenly_spread(index: str) -> None:
+    starts = conv(index).starts()
+    torch.testing.assert_close(starts["out"].detach(), torch.tensor(reference.initial_starts(5, 3)))
+    torch.testing.assert_close(starts["in"].detach(), torch.tensor(reference.initial_starts(3, 4)))
+    torch.testing.assert_close(starts["spatial"].detach()[:, 0], torch.tensor(reference.initial_starts(4, 4)))
+
+
+def test_a_fresh_learner_returns_the_map_whatever_the_input() -> None:
+    layer = conv().eval()
+    for x in (torch.randn(2, 12, 5, 5), 100 * torch.randn(3, 12, 4, 4)):
+        for axis, value in layer.learner(x).items():
+            torch.testing.assert_close(value, layer.starts()[axis])
+    with torch.no_grad():
+        layer.learner.head.weight.normal_()
+    moved = layer.learner(torch.randn(2, 12, 5, 5))
+    assert not torch.allclose(moved["out"], layer.starts()["out"])
+
+
+def test_set_starts_sets_the_learner_too() -> None:
+    layer = conv()
+    wanted = {axis: 0.1 + 0.7 * value.clone() for axis, value in layer.starts().items()}
+    layer.set_starts(wanted)
+    for axis, value in layer.learner(torch.randn(2, 12, 5, 5)).items():
+        torch.testing.assert_close(layer.starts()[axis], wanted[axis])
+        torch.testing.assert_close(value, wanted[axis])
+        assert not torch.allclose(value, conv().starts()[axis])
+
+
+@pytest.mark.parametrize("group, size", [(1, 6), (2, 6), (3, 6)])
+@pytest.mark.parametrize("logit", [-1e9, 0.0, 1e9])
+def test_scaling_of_the_sigmoid(group: int, size: int, logit: float) -> None:
+    layer = EpitomeLinear(12, 12, epitome_shape=(size, 12), group_length=group)
+    with torch.no_grad():
+        layer.learner.head.bias.fill_(logit)
+    sigmoid = np.array([0.0 if logit < 0 else 1.0 if logit else 0.5] * 2)
+    expected = torch.from_numpy(reference.scale(sigmoid, size, group)).float()
+    torch.testing.assert_close(layer.learner(torch.randn(3, 12))["out"].detach(), expected)
+
+
+@pytest.mark.parametrize("turns", [-1, 0, 2])
+def test_set_starts_takes_the_learner_close_to_the_ends_and_around(turns: int) -> None:
+    """Half a position from the ends of a long axis, and counted modulo the axis."""
+    layer = EpitomeLinear(4, 4096, epitome_shape=(2048, 4))
+    wanted = torch.tensor([0.5, 2047.5])
+    layer.set_starts({"out": wanted + turns * 2048})
+    said = layer.learner(torch.randn(3, 4))["out"].detach()
+    torch.testing.assert_close(said, wanted, rtol=0, atol=0.02)
+
+
+def test_the_batch_decides_the_starts_in_training_only() -> None:
+    layer = conv()
+    with torch.no_grad():
+        layer.learner.head.weight.normal_()
+    x, other = torch.randn(2, 12, 5, 5), 3 * torch.randn(2, 12, 5, 5)
+    both = torch.cat([x, other])
+    assert not torch.allclose(layer(both)[:2], layer(torch.cat([x, x]))[:2])
+    layer.eval()
+    torch.testing.assert_close(layer(both)[:2], layer(torch.cat([x, x]))[:2])
+
+
+def test_starts_are_live() -> None:
+    layer = conv("fixed").eval()
+    x = torch.randn(2, 12, 5, 5)
+    before = layer(x)
+    with torch.no_grad():
+        layer.starts()["out"].add_(0.5)
+    assert not torch.allclose(layer(x), before)
+
+
+def test_learner_starts_uses_the_batch_and_keeps_the_map() -> None:
+    layer = conv().eval()
+    with torch.no_grad():
+        layer.learner.head.weight.normal_()
+    x = torch.randn(2, 12, 5, 5)
+    kept, from_map = {axis: value.clone() for axis, value in layer.starts().items()}, layer(x)
+    with learner_starts(nn.Sequential(layer)), learner_starts(layer):
+        from_learner = layer(x)
+    twin = conv("fixed").eval()
+    twin.load_state_dict({key: value for key, value in layer.state_dict().items() if "learner" not in key})
+    twin.set_starts({axis: value.detach() for axis, value in layer.learner(x).items()})
+    torch.testing.assert_close(from_learner, twin(x))
+    assert not torch.allclose(from_learner, from_map)
+    torch.testing.assert_close(layer(x), from_map, rtol=0, atol=0)
+    for axis, value in layer.starts().items():
+        torch.testing.assert_close(value, kept[axis], rtol=0, atol=0)
+
+
+# ---- precision ----
+
+
+@pytest.mark.parametrize("index", INDEXES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_layers_keep_wide_starts(index: str, dtype: torch.dtype) -> None:
+    """Near 1500 bfloat16 has a spacing of 8 and float16 of 1; a start must not be rounded to them."""
+    for narrow in (
+        lambda layer: layer.to(dtype),
+        lambda layer: layer.to(dtype=dtype).to(torch.device("cpu")),
+    ):
+        layer = EpitomeLinear(4, 4096, epitome_shape=(2048, 4), index=index)
+        layer.set_starts({"out": torch.tensor([1501.25, 3.0])})
+        layer = narrow(nn.Sequential(layer))[0]
+        assert layer.epitome.dtype == layer.bias.dtype == dtype
+        assert layer.starts()["out"].dtype == torch.float32
+        assert layer.starts()["out"].tolist() == [1501.25, 3.0]
+        assert torch.tensor(1501.25).to(dtype).item() != 1501.25
+        if layer.learner is not None:
+            assert {parameter.dtype for parameter in layer.learner.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("index", INDEXES)
+def test_starts_follow_to_wider_dtypes(index: str) -> None:
+    assert {value.dtype for value in conv(index).double().starts().values()} == {torch.float64}
+    made = conv(index, dtype=torch.float64)
+    assert {value.dtype for value in made.starts().values()} == {torch.float64}
+    assert {value.dtype for value in made.float().starts().values()} == {torch.float32}
+    narrow = conv(index, dtype=torch.bfloat16)
+    assert {value.dtype for value in narrow.starts().values()} == {torch.float32}
+    assert narrow.half().epitome.dtype == torch.float16
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("index", INDEXES)
+def test_output_has_the_dtype_of_the_layer(index: str, dtype: torch.dtype) -> None:
+    layer, x = conv(index).to(dtype), torch.randn(2, 12, 5, 5, dtype=dtype)
+    y = layer(x)
+    assert y.dtype == layer.weight.dtype == dtype
+    y.sum().backward()
+    assert layer.epitome.grad.dtype == dtype
+
+
+# ---- scale ----
+
+VARIANCE = (
+    LayerCase("nothing", "Conv2d", (12, 24, 3), (8, 12, 6, 6), {"epitome_shape": (24, 12, 3, 3)}),
+    LayerCase("out-three-blocks", "Conv2d", (12, 48, 3), (8, 12, 6, 6), {"epitome_shape": (17, 12, 3, 3)}),
+    LayerCase("out-in", "Conv2d", (24, 24, 3), (8, 24, 6, 6), {"epitome_shape": (9, 9, 3, 3)}),
+    LayerCase("spatial-in", "Conv2d", (24, 24, 3), (8, 24, 6, 6), {"epitome_shape": (24, 6, 5, 5)}),
+    LayerCase("spatial-in-halves", "Conv2d", (24, 24, 3), (8, 24, 6, 6), {"epitome_shape": (24, 8, 5, 5)}),
+    LayerCase(
+        "spatial-out",
+        "Conv2d",
+        (24, 24, 3),
+        (8, 24, 6, 6),
+        {"epitome_shape": (6, 24, 5, 5), "spatial_starts": "out"},
+    ),
+    LayerCase(
+        "channel-grid",
+        "Conv2d",
+        (24, 24, 3),
+        (8, 24, 6, 6),
+        {"epitome_shape": (11, 11, 3, 3), "channel_starts": "grid"},
+    ),
+    LayerCase(
+        "super-index",
+        "Conv2d",
+        (24, 24, 3),
+        (8, 24, 6, 6),
+        {"epitome_shape": (16, 24, 3, 3), "group_length": 4},
+    ),
+    LayerCase(
+        "last-block-cut",
+        "Conv2d",
+        (24, 24, 3),
+        (8, 24, 6, 6),
+        {"epitome_shape": (16, 20, 3, 3), "block_in": 11},
+    ),
+    LayerCase(
+        "depthwise",
+        "Conv2d",
+        (48, 48, 3),
+        (8, 48, 6, 6),
+        {"epitome_shape": (48, 1, 4, 4), "spatial_starts": "out", "block_out": 1},
+        {"groups": 48},
+    ),
+    LayerCase(
+        "flat", "Conv2d", (12, 24, 3), (8, 12, 6, 6), {"epitome_shape": (15, 70), "flatten_kernel": True}
+    ),
+    LayerCase("3d", "Conv3d", (12, 12, 3), (4, 12, 4, 4, 4), {"epitome_shape": (12, 4, 5, 5, 5)}),
+    LayerCase("transposed", "ConvTranspose2d", (12, 24, 3), (8, 12, 5, 5), {"epitome_shape": (7, 15, 3, 3)}),
+    LayerCase("linear", "Linear", (48, 48), (64, 48), {"epitome_shape": (29, 31)}),
+)
+
+
+def mean_variance(make: Any, case: LayerCase, seeds: int) -> float:
+    """Mean over seeds of the output's variance about zero."""
+    total = 0.0
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        layer = make()
+        total += float(layer(torch.randn(case.input_shape)).square().mean())
+    return total / seeds
+
+
+@pytest.mark.parametrize("index", ["learner", "fixed"])
+@pytest.mark.parametrize("case", VARIANCE, ids=[case.name for case in VARIANCE])
+def test_a_fresh_output_has_the_dense_variance(case: LayerCase, index: str) -> None:
+    """Within 5%; the standard error of the ratio stays below 1.2%."""
+
+    def fresh() -> Any:
+        return case.build(index, torch.float32, spread=False)
+
+    def uncorrected() -> Any:
+        layer = fresh()
+        with torch.no_grad():
+            layer.epitome.mul_(interpolation_gain(layer.starts(), layer.spec))
+        return layer
+
+    with torch.no_grad():
+        dense = mean_variance(lambda: case.dense(torch.float32), case, seeds=40)
+        assert mean_variance(fresh, case, seeds=40) == pytest.approx(dense, rel=0.05)
+        if interpolation_gain(fresh().starts(), fresh().spec) < 0.95:
+            assert mean_variance(uncorrected, case, seeds=10) < 0.93 * dense
+
+
+def test_reset_draws_epitome_and_bias_anew_within_their_bounds() -> None:
+    layer = conv("fixed")
+    before, starts = layer.epitome.detach().clone(), {axis: v.clone() for axis, v in layer.starts().items()}
+    layer.reset_parameters()
+    assert not torch.allclose(layer.epitome, before)
+    bound = 1 / math.sqrt(12 * 9)
+    assert layer.bias.abs().max() <= bound
+    assert layer.epitome.abs().max() <= bound / interpolation_gain(starts, layer.spec) * (1 + 1e-6)
+    assert layer.epitome.abs().max() > bound
