@@ -28,6 +28,16 @@ def global_state_kept() -> Iterator[None]:
     assert (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()) == before
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Decoded images of test data do not go to the user's cache."""
+    before = os.environ.get("EPITORCH_CACHE")
+    os.environ["EPITORCH_CACHE"] = before or str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["EPITORCH_CACHE"]
+
+
 @pytest.fixture(scope="session")
 def cifar10_dir() -> Path:
     """CIFAR-10 as parquet: `$EPITORCH_DATA/cifar10`, else `shared/data/cifar10` beside the repository."""

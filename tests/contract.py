@@ -108,9 +108,7 @@ class LayerCase:
     def semantic_epitome(self, epitome: Tensor) -> Tensor:
         return epitome.detach().transpose(0, 1) if self.transposed else epitome.detach()
 
-    def _arrays(
-        self, epitome: Tensor, starts: Mapping[str, Tensor]
-    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def _arrays(self, epitome: Tensor, starts: Mapping[str, Tensor]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         arrays = {axis: start.detach().numpy() for axis, start in starts.items()}
         return self.semantic_epitome(epitome).numpy(), arrays
 
@@ -156,7 +154,7 @@ def pickled(layer: Any) -> Any:
 
 
 class LayerContract:
-    """Inherit and set `cases`. Checks that take an `index` run the first case with all, the others with one in turn."""
+    """Inherit and set `cases`. Checks with an `index` run the first case with all, the others with one in turn."""
 
     cases: tuple[LayerCase, ...] = ()
 

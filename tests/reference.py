@@ -61,7 +61,7 @@ def start_shapes(layout: Layout) -> dict[str, tuple[int, ...]]:
 
 
 def taps(start: float, offset: int, size: int, group: int = 1) -> list[Tap]:
-    """Positions on the circle with their fractions: G((n - x)/g) over n in multiples of g, moved by the offset."""
+    """Positions on the circle, fractions: G((n - x)/g) over n in multiples of g, moved by the offset."""
     found = []
     for multiple in range(floor(start / group) - 2, floor(start / group) + 4):
         n = multiple * group
@@ -90,9 +90,7 @@ def spatial_taps(layout: Layout, starts: Starts, axis: int, k: int, pair: Pair) 
     return taps(float(starts["spatial"][(*owner, layout.spatial_axes.index(axis))]), k, size)
 
 
-def element_taps(
-    layout: Layout, starts: Starts, position: tuple[int, ...]
-) -> Iterator[tuple[tuple[int, ...], float]]:
+def element_taps(layout: Layout, starts: Starts, position: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], float]]:
     """Epitome elements with their fractions for one element of the weight: the product over all axes."""
     n, m, *kernel = position
     pair = (n // layout.block_out, m // layout.block_in)

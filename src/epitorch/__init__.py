@@ -5,6 +5,8 @@ fractional, circular start indices. The architecture never changes and the model
 """
 
 from epitorch.conversion import ConversionReport, convert_, to_dense_
+from epitorch.cost import Cost, count
+from epitorch.deploy import Deployment, deploy
 from epitorch.models.mobilenetv2 import mobilenetv2_plan
 from epitorch.nn import EpitomeLayer, learner_starts
 from epitorch.optim import param_groups
@@ -14,10 +16,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ConversionReport",
+    "Cost",
+    "Deployment",
     "EpitomeLayer",
     "LayerPlan",
     "Plan",
     "convert_",
+    "count",
+    "deploy",
     "learner_starts",
     "mobilenetv2_plan",
     "param_groups",

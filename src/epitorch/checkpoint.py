@@ -107,7 +107,7 @@ def save_checkpoint(folder: str | Path, model: nn.Module, config: CheckpointConf
 def _pack(state: Mapping[str, Tensor]) -> bytes:
     save = require("safetensors.torch", "train").save
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
-    return save(tensors, metadata={"format": "pt", "sha256": _tensors_hash(tensors)})  # type: ignore[no-any-return]
+    return save(tensors, metadata={"format": "pt", "sha256": _tensors_hash(tensors)})
 
 
 def _tensors_hash(tensors: Mapping[str, Tensor]) -> str:

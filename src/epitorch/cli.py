@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
 def _described(make: Any, text: str, **options: Any) -> argparse.ArgumentParser:
     layout = argparse.RawDescriptionHelpFormatter
     description = textwrap.dedent(text).strip()
-    return make(description=description, formatter_class=layout, **options)  # type: ignore[no-any-return]
+    return make(description=description, formatter_class=layout, **options)
 
 
 def _add_demo(commands: Any) -> None:
@@ -162,9 +162,7 @@ def _add_eval(commands: Any) -> None:
     _add_data(parser)
     parser.add_argument("--split", default="test", metavar="NAME", help="default: test")
     _add_device(parser)
-    parser.add_argument(
-        "--allow-factory", action="store_true", help="run the package.module:factory that the checkpoint names"
-    )
+    _add_allow_factory(parser)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.set_defaults(run=_eval)
 
@@ -178,12 +176,19 @@ def _add_count(commands: Any) -> None:
         metavar="N,C,H,W",
         help="shape of the input; default 1,3,224,224, for a checkpoint that of its images",
     )
+    _add_allow_factory(parser)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.set_defaults(run=_count)
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, metavar="PATH", help="folder of the images, or the word digits")
+
+
+def _add_allow_factory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow-factory", action="store_true", help="run the package.module:factory that a checkpoint names"
+    )
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:
@@ -206,32 +211,36 @@ _sizes.__name__ = "shape"  # argparse names it: "invalid shape value"
 
 
 def _demo(arguments: argparse.Namespace) -> None:
-    from epitorch.results import result_to_json, results_table
+    from epitorch.results import results_table, results_to_json
     from epitorch.training.demo import run_demo
 
     results = run_demo(arguments.out, seed=arguments.seed)
     if arguments.json:
-        _print_json({"runs": [result_to_json(result) for result in results]})
+        _print_json(results_to_json(results))
         return
+    images = results[0].accuracy.test_images
     print(results_table(results))
-    print(f"one run each (n = 1), seed {arguments.seed}; details in {arguments.out / 'results.json'}")
+    print(f"one run each (n = 1), seed {arguments.seed}; {images} test images, so one image is {100 / images:.2f}%")
+    print(f"written to {arguments.out}")
 
 
 def _train(arguments: argparse.Namespace) -> None:
     from epitorch.results import result_to_json, results_table
     from epitorch.training.recipe import load_recipe
-    from epitorch.training.run import RunOptions, train
+    from epitorch.training.run import train
 
     recipe = load_recipe(arguments.recipe)
     seed = recipe.training.seed if arguments.seed is None else arguments.seed
     out = arguments.out or Path("runs") / recipe.name / f"seed{seed}"
-    options = RunOptions(
+    result = train(
+        recipe,
+        arguments.data,
+        out,
         seed=arguments.seed,
         accelerator=arguments.accelerator,
         max_steps=arguments.max_steps,
         overwrite=arguments.overwrite,
     )
-    result = train(recipe, arguments.data, out, options)
     if arguments.json:
         _print_json(result_to_json(result))
     else:
@@ -256,18 +265,9 @@ def _eval(arguments: argparse.Namespace) -> None:
 
 
 def _count(arguments: argparse.Namespace) -> None:
-    import torch
+    from epitorch.commands import count_named
 
-    from epitorch.checkpoint import load_checkpoint
-    from epitorch.cost import count
-    from epitorch.models.resolve import build_model
-
-    if Path(arguments.model).is_dir():
-        checkpoint = load_checkpoint(arguments.model)
-        model, shape = checkpoint.model, (1, *checkpoint.config.input.shape)
-    else:
-        model, shape = build_model(arguments.model), (1, 3, 224, 224)
-    cost = count(model, torch.zeros(arguments.input or shape))
+    cost = count_named(arguments.model, arguments.input, allow_factory=arguments.allow_factory)
     if arguments.json:
         _print_json(cost.to_dict())
     else:

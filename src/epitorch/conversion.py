@@ -132,7 +132,7 @@ def convert_(model: nn.Module, plan: Plan) -> ConversionReport:
                 )
             )
         replacements[id(dense)] = (name, dense, _epitome_layer(dense, layer_plan, name))
-    _replace(model, {key: new for key, (_, _, new) in replacements.items()})
+    replace_modules(model, {key: new for key, (_, _, new) in replacements.items()})
     return _report(plan, modules, {key: new for key, (_, _, new) in replacements.items()})
 
 
@@ -143,9 +143,9 @@ def to_dense_(model: nn.Module) -> nn.Module:
         The model, or the dense layer if `model` is itself an epitome layer.
     """
     if isinstance(model, EpitomeLayer):
-        return _keep_hooks(model, model.to_dense())
+        return keep_hooks(model, model.to_dense())
     layers = [module for module in model.modules() if isinstance(module, EpitomeLayer)]
-    _replace(model, {id(layer): _keep_hooks(layer, layer.to_dense()) for layer in layers})
+    replace_modules(model, {id(layer): keep_hooks(layer, layer.to_dense()) for layer in layers})
     return model
 
 
@@ -216,16 +216,18 @@ def _take_over(layer: EpitomeLayer, dense: Any, name: str) -> None:
         layer.bias.copy_(dense.bias)
         layer.bias.requires_grad_(dense.bias.requires_grad)
     layer.train(dense.training)
-    _keep_hooks(dense, layer)
+    keep_hooks(dense, layer)
 
 
-def _keep_hooks(old: nn.Module, new: nn.Module) -> nn.Module:
+def keep_hooks(old: nn.Module, new: nn.Module) -> nn.Module:
+    """Move the hooks of a layer to the one that takes its place, and return that."""
     for name in _HOOKS:
         setattr(new, name, getattr(old, name))
     return new
 
 
-def _replace(model: nn.Module, new: dict[int, Any]) -> None:
+def replace_modules(model: nn.Module, new: dict[int, Any]) -> None:
+    """Put `new[id(module)]` wherever the model uses `module`, under all its names."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):  # not named_children: it skips a module's second name
             if id(child) in new:

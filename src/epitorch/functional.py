@@ -124,15 +124,15 @@ def _axes(starts: Mapping[Axis, Tensor], spec: EpitomeSpec) -> list[tuple[Tensor
     for dim, (axis, block, blocks) in enumerate(_channel_axes(spec)):
         owners = "grid" if grid else axis
         if axis in starts:
-            shift = split_starts(_by_pair(starts[axis], owners), spec.epitome_shape[dim], spec.group_length)
+            shift = split_starts(by_pair(starts[axis], owners), spec.epitome_shape[dim], spec.group_length)
             found.append((shift.window(block + shift.group), shift))
         else:
             index = torch.arange(blocks * block, device=device).remainder(spec.epitome_shape[dim])
-            found.append((_by_pair(index.view(blocks, block), axis), None))
+            found.append((by_pair(index.view(blocks, block), axis), None))
     for k, (kernel, size) in enumerate(zip(spec.kernel, spec.window, strict=True)):
         if k in spec.spatial_axes:
             column = starts["spatial"][..., spec.spatial_axes.index(k)]
-            shift = split_starts(_by_pair(column, spec.spatial_starts), size)
+            shift = split_starts(by_pair(column, spec.spatial_starts), size)
             found.append((shift.window(kernel + 1), shift))
         else:
             index = torch.arange(kernel, device=device).remainder(size)
@@ -145,7 +145,7 @@ def _channel_axes(spec: EpitomeSpec) -> tuple[tuple[Axis, int, int], ...]:
     return ("out", spec.block_out, spec.num_out_blocks), ("in", spec.block_in, spec.num_in_blocks)
 
 
-def _by_pair(tensor: Tensor, owners: str) -> Tensor:
+def by_pair(tensor: Tensor, owners: str) -> Tensor:
     """Put blocks on the first two axes: "out" -> (R_out, 1, ...), "in" -> (1, R_in, ...), "grid" as it is."""
     if owners == "grid":
         return tensor

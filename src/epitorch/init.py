@@ -8,7 +8,7 @@ from math import prod, sqrt
 import torch
 from torch import Tensor
 
-from epitorch.functional import split_starts
+from epitorch.functional import by_pair, split_starts
 from epitorch.spec import Axis, EpitomeSpec
 
 
@@ -45,12 +45,25 @@ def evenly_spread(
 def interpolation_gain(starts: Mapping[Axis, Tensor], spec: EpitomeSpec) -> float:
     """Standard deviation of a generated weight over that of its epitome, for independent epitome elements.
 
-    Averaging two neighbours with fractions 1-f and f multiplies the variance by (1-f)^2 + f^2 on each axis.
+    Averaging two neighbours with fractions 1-f and f multiplies the variance by (1-f)^2 + f^2 on each axis. The
+    product is taken in every pair of blocks before the mean, since the fractions of two axes need not be independent,
+    and a block that is cut counts with what is left of it.
     """
-    variance = 1.0
+    variance = torch.ones(spec.num_out_blocks, spec.num_in_blocks, dtype=torch.float64)
     for axis, value in starts.items():
+        grid = axis != "spatial" and spec.channel_starts == "grid"
+        owners = "grid" if grid else spec.spatial_starts if axis == "spatial" else axis
         columns = value.unbind(-1) if axis == "spatial" else (value,)
         for column, size in zip(columns, spec.start_sizes[axis], strict=True):
-            fraction = split_starts(column.double(), size, spec.group(axis)).fraction
-            variance *= float(((1 - fraction) ** 2 + fraction**2).mean())
-    return sqrt(variance)
+            if spec.group(axis) == size:
+                continue  # both neighbours are the same element
+            fraction = split_starts(column.detach().double().cpu(), size, spec.group(axis)).fraction
+            variance = variance * by_pair((1 - fraction) ** 2 + fraction**2, owners)
+    rows = _block_lengths(spec.weight_shape[0], spec.block_out)
+    columns_in = _block_lengths(spec.weight_shape[1], spec.block_in)
+    return sqrt(float(rows @ variance @ columns_in) / (spec.weight_shape[0] * spec.weight_shape[1]))
+
+
+def _block_lengths(total: int, block: int) -> Tensor:
+    """How many positions of an axis each block fills; the last may be cut."""
+    return torch.tensor([min(block, total - first) for first in range(0, total, block)], dtype=torch.float64)

@@ -95,7 +95,7 @@ class RunResult:
     seconds: Seconds
     peak_memory_bytes: PeakMemory
     seed: int
-    loss: dict[str, list[float]]
+    loss: dict[str, list[float | None]]
     environment: dict[str, Any]
     command: list[str]
     recipe: dict[str, Any]
@@ -145,13 +145,17 @@ def _record(cls: type[Record], data: Any, where: str) -> Record:
     return cls(**data)
 
 
-def save_results(path: Path, results: RunResult | Sequence[RunResult]) -> None:
-    """Write one result, or several as `{"format": 1, "runs": [...]}`; the file is there whole or not at all."""
+def results_to_json(results: RunResult | Sequence[RunResult]) -> dict[str, Any]:
+    """Return one result as plain data, or several as `{"format": 1, "runs": [...]}`."""
     if isinstance(results, RunResult):
-        data = result_to_json(results)
-    else:
-        data = {"format": FORMAT, "runs": [result_to_json(result) for result in results]}
-    write_atomic(Path(path), (json.dumps(data, indent=1, allow_nan=False) + "\n").encode())
+        return result_to_json(results)
+    return {"format": FORMAT, "runs": [result_to_json(result) for result in results]}
+
+
+def save_results(path: Path, results: RunResult | Sequence[RunResult]) -> None:
+    """Write `results_to_json(results)`; the file is there whole or not at all."""
+    content = json.dumps(results_to_json(results), indent=1, allow_nan=False)
+    write_atomic(Path(path), (content + "\n").encode())
 
 
 def load_results(path: Path) -> list[RunResult]:

@@ -116,7 +116,7 @@ class EpitomeSpec:
         weight = semantic_order(_positive("weight shape", weight_shape), transposed)
         return cls.create(
             (weight[0], prod(weight[1:])) if flatten_kernel else weight,
-            semantic_order(epitome_shape, transposed),
+            semantic_order(_positive("epitome shape", epitome_shape), transposed),
             block_out=block_out,
             block_in=block_in,
             spatial_starts=spatial_starts,
@@ -269,7 +269,7 @@ def _is_size(value: object) -> bool:
 
 
 def _positive(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    sizes = tuple(shape)
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     if len(sizes) < 2 or not all(_is_size(n) for n in sizes):
         raise ShapeError(
             explain(

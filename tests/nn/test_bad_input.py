@@ -74,7 +74,7 @@ CONSTRUCTORS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "negative-momentum": (conv(momentum=-0.1), ("momentum", "-0.1")),
     "transposed-one-size": (
         lambda: EpitomeConvTranspose1d(4, 6, 3, epitome_shape=(4,)),
-        ("epitome", "3 sizes", "(4,)"),
+        ("epitome shape", "at least two sizes", "(4,)"),
     ),
     "transposed-groups": (
         lambda: EpitomeConvTranspose2d(6, 8, 3, groups=4, epitome_shape=(6, 2, 3, 3)),

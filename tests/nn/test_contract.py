@@ -11,9 +11,7 @@ import reference
 from contract import CLOSE, LayerCase, LayerContract
 
 
-def conv2d(
-    name: str, shape: tuple[int, ...], torch_options: dict[str, Any] | None = None, **epitome: Any
-) -> LayerCase:
+def conv2d(name: str, shape: tuple[int, ...], torch_options: dict[str, Any] | None = None, **epitome: Any) -> LayerCase:
     """6 -> 8 channels, 3x3."""
     named = {"epitome_shape": shape, **epitome}
     return LayerCase(name, "Conv2d", (6, 8, 3), (2, 6, 7, 6), named, torch_options or {})
@@ -155,9 +153,7 @@ class TestConv3d(LayerContract):
     """Three spatial axes."""
 
     cases = (
-        LayerCase(
-            "both", "Conv3d", (4, 6, 2), (2, 4, 3, 4, 3), {"epitome_shape": (4, 3, 2, 2, 2)}, {"padding": 1}
-        ),
+        LayerCase("both", "Conv3d", (4, 6, 2), (2, 4, 3, 4, 3), {"epitome_shape": (4, 3, 2, 2, 2)}, {"padding": 1}),
         LayerCase("all-in", "Conv3d", (4, 4, 2), (2, 4, 3, 3, 3), {"epitome_shape": (3, 3, 3, 2, 4)}),
         LayerCase(
             "all-out",
@@ -175,9 +171,7 @@ class TestConv3d(LayerContract):
             {"epitome_shape": (3, 1, 3, 3, 2), "spatial_starts": "grid"},
             {"groups": 4, "stride": (1, 2, 1)},
         ),
-        LayerCase(
-            "flat", "Conv3d", (4, 6, 2), (2, 4, 3, 3, 3), {"epitome_shape": (4, 10), "flatten_kernel": True}
-        ),
+        LayerCase("flat", "Conv3d", (4, 6, 2), (2, 4, 3, 3, 3), {"epitome_shape": (4, 10), "flatten_kernel": True}),
     )
 
 
@@ -258,9 +252,7 @@ class TestLinear(LayerContract):
 
 
 LOOPED = (
-    LayerCase(
-        "1d-stride", "Conv1d", (4, 6, 3), (4, 9), {"epitome_shape": (4, 3, 4)}, {"stride": 2, "bias": False}
-    ),
+    LayerCase("1d-stride", "Conv1d", (4, 6, 3), (4, 9), {"epitome_shape": (4, 3, 4)}, {"stride": 2, "bias": False}),
     LayerCase(
         "2d-groups",
         "Conv2d",

@@ -202,9 +202,7 @@ VARIANCE = (
         {"epitome_shape": (48, 1, 4, 4), "spatial_starts": "out", "block_out": 1},
         {"groups": 48},
     ),
-    LayerCase(
-        "flat", "Conv2d", (12, 24, 3), (8, 12, 6, 6), {"epitome_shape": (15, 70), "flatten_kernel": True}
-    ),
+    LayerCase("flat", "Conv2d", (12, 24, 3), (8, 12, 6, 6), {"epitome_shape": (15, 70), "flatten_kernel": True}),
     LayerCase("3d", "Conv3d", (12, 12, 3), (4, 12, 4, 4, 4), {"epitome_shape": (12, 4, 5, 5, 5)}),
     LayerCase("transposed", "ConvTranspose2d", (12, 24, 3), (8, 12, 5, 5), {"epitome_shape": (7, 15, 3, 3)}),
     LayerCase("linear", "Linear", (48, 48), (64, 48), {"epitome_shape": (29, 31)}),

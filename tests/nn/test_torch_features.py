@@ -98,9 +98,7 @@ def fresh_compiler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize(
-    "index, backend", [("learner", "aot_eager"), ("direct", "eager"), ("fixed", "eager")]
-)
+@pytest.mark.parametrize("index, backend", [("learner", "aot_eager"), ("direct", "eager"), ("fixed", "eager")])
 def test_compiled_training_and_evaluation_without_a_graph_break(index: str, backend: str) -> None:
     layer, twin = pair(index)
     compiled = torch.compile(layer, fullgraph=True, backend=backend)

@@ -58,9 +58,7 @@ class TestImageArrays:
             (torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, -1]), "out of range"),
         ],
     )
-    def test_refuses_what_does_not_fit(
-        self, images: torch.Tensor, labels: torch.Tensor, expected: str
-    ) -> None:
+    def test_refuses_what_does_not_fit(self, images: torch.Tensor, labels: torch.Tensor, expected: str) -> None:
         with pytest.raises(DataError, match=expected):
             ImageArrays(images, labels, ("only",), "here")
 
@@ -202,11 +200,14 @@ class TestTorchvisionFormat:
         assert train.classes == CIFAR10_CLASSES
 
     @pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.4.0", reason="NumPy is silent before 2.4")
-    def test_numpys_remark_on_old_pickles_is_kept_from_the_user(self, batches: Batches) -> None:
+    def test_numpys_remark_on_old_pickles_is_kept_from_the_user(
+        self, batches: Batches, recwarn: pytest.WarningsRecorder
+    ) -> None:
         pixels = batches.pixels["test_batch"]
         value = {"data": pixels, "labels": list(range(10))}
         batches.write("test_batch", value, flags=b"K\x00\x88")  # the form that every 2.4 remarks on
         assert len(load_images(batches.root, "test")) == 10
+        assert not recwarn.list
         with pytest.warns(match="align should be passed"):
             CIFAR10(batches.root, train=False, download=False)
 

@@ -18,9 +18,7 @@ from epitorch.training.data import ArrayLoader, BatchAugment, ImageArrays, Norma
 DTYPES = [torch.uint8, torch.float32, torch.bfloat16]
 
 
-def slow_crop_flip(
-    images: Tensor, top: Tensor, left: Tensor, flip: Tensor, padding: int, mode: str
-) -> Tensor:
+def slow_crop_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, padding: int, mode: str) -> Tensor:
     """One image at a time, one slice each, in double precision."""
     done = []
     for image, t, x, mirrored in zip(images, top.tolist(), left.tolist(), flip.tolist(), strict=True):

@@ -156,6 +156,12 @@ class TestDamage:
             load_images(folder, "train")
         assert not list(cache.glob("*"))
 
+    def test_rows_are_counted_through_the_whole_file(self, folder: Path) -> None:
+        rows = [*cells(pixels(1, size=(2, 2, 3))) * 2500, {"bytes": b"", "path": ""}]
+        write(folder / "train.parquet", rows, [0] * 2501, row_group_size=1000)
+        with pytest.raises(DataError, match=r"train\.parquet, row 2500: an image cannot be decoded"):
+            load_images(folder, "train")
+
     def test_the_same_shards_undamaged(self, folder: Path) -> None:
         """Negative control: nothing but the damage is refused above."""
         shards(folder, cells(pixels(2)))
@@ -187,17 +193,13 @@ class TestCache:
         write(folder / "train.parquet", list(pixels(5)), [0, 1, 0, 1, 0])
         return as_written(pixels(5))
 
-    def test_decodes_once(
-        self, folder: Path, images: torch.Tensor, decodings: list[int], cache: Path
-    ) -> None:
+    def test_decodes_once(self, folder: Path, images: torch.Tensor, decodings: list[int], cache: Path) -> None:
         for _ in range(3):
             assert torch.equal(load_images(folder, "train").images, images)
         assert decodings == [5]
         assert [file.suffix for file in cache.iterdir()] == [".npz"]
 
-    def test_is_really_read(
-        self, folder: Path, images: torch.Tensor, decodings: list[int], cache: Path
-    ) -> None:
+    def test_is_really_read(self, folder: Path, images: torch.Tensor, decodings: list[int], cache: Path) -> None:
         """Negative control: an entry that is whole but says something else is believed."""
         load_images(folder, "train")
         (entry,) = cache.iterdir()
@@ -260,9 +262,7 @@ class TestCache:
         assert decodings == [5, 5]
         assert sum("not cached" in line for line in caplog.messages) == 2
 
-    def test_works_without_a_home(
-        self, folder: Path, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_works_without_a_home(self, folder: Path, images: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("EPITORCH_CACHE", "~nobody-of-this-name/cache")
         assert torch.equal(load_images(folder, "train").images, images)
 

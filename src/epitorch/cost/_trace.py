@@ -24,9 +24,7 @@ _VECTOR_PRODUCTS = {
     "aten.dot": 0,
     "aten.vdot": 0,
 }  # argument with one MAdd an element
-_ATTENTION = (
-    "aten._scaled_dot_product_flash_attention_for_cpu",
-)  # torch has formulas for the CUDA ones only
+_ATTENTION = ("aten._scaled_dot_product_flash_attention_for_cpu",)  # torch has formulas for the CUDA ones only
 _OPAQUE = (
     "_native_multi_head_attention",
     "_scaled_dot_product_fused_attention_overrideable",

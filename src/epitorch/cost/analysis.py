@@ -147,6 +147,7 @@ def count(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> Cost:
         InputError: If the example holds no tensor.
 
     Example:
+        >>> import torch
         >>> cost = count(nn.Conv2d(3, 8, 3, padding=1, bias=False), torch.zeros(2, 3, 4, 4))
         >>> cost.params, cost.madds
         (216, 3456)
@@ -322,8 +323,6 @@ def aligned(rows: list[tuple[str, ...]], left: tuple[int, ...]) -> list[str]:
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     lines = []
     for row in rows:
-        cells = [
-            c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))
-        ]
+        cells = [c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))]
         lines.append("  ".join(cells).rstrip())
     return lines

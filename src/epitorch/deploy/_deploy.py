@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from epitorch.conversion import _keep_hooks, _replace, to_dense_
+from epitorch.conversion import keep_hooks, replace_modules, to_dense_
 from epitorch.cost._trace import Trace, as_arguments, epitome_layers, quiet, trace
 from epitorch.cost.analysis import geometry_of
 from epitorch.cost.formulas import Choice, dense_madds
@@ -16,11 +16,10 @@ from epitorch.deploy.choose import DEPLOY_STRATEGIES, DeployStrategy, choices
 from epitorch.deploy.report import Deployment, LayerDeployment
 from epitorch.deploy.reuse import reuse_layer
 from epitorch.errors import InputError, explain, suggest
+from epitorch.nn import check_finite
 
 
-def deploy(
-    model: nn.Module, example_input: Tensor | tuple[Any, ...], strategy: DeployStrategy = "reuse"
-) -> nn.Module:
+def deploy(model: nn.Module, example_input: Tensor | tuple[Any, ...], strategy: DeployStrategy = "reuse") -> nn.Module:
     """Make a module for inference without learners that computes what `model` computes in eval mode.
 
     "dense" folds every epitome into a plain torch layer. "reuse" runs each layer by product map, channel
@@ -42,6 +41,8 @@ def deploy(
         ParityError: If the outputs on the example differ.
 
     Example:
+        >>> import torch
+        >>> from epitorch.nn import EpitomeLinear
         >>> net = deploy(EpitomeLinear(8, 64, epitome_shape=(8, 8)), torch.zeros(1, 8))
         >>> net.deployment.layers[0].strategy
         'product_map'
@@ -90,10 +91,11 @@ def _replaced(net: nn.Module, record: Trace, chosen: dict[str, Choice]) -> nn.Mo
     new: dict[int, nn.Module] = {}
     for name, choice in chosen.items():
         layer: Any = record.calls[name].module
+        check_finite(layer.starts(), name or type(layer).__name__)
         layer.drop_learner()
         if choice.strategy != "folded":
-            new[id(layer)] = _keep_hooks(layer, reuse_layer(layer, choice.strategy))
+            new[id(layer)] = keep_hooks(layer, reuse_layer(layer, choice.strategy))
     if id(net) in new:
         return new[id(net)]
-    _replace(net, new)
+    replace_modules(net, new)
     return to_dense_(net).eval() if epitome_layers(net) else net

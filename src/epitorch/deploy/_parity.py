@@ -35,9 +35,7 @@ def check_parity(trained: Any, deployed: Any) -> float:
     shapes = [[tuple(t.shape) for t in tensors(output)] for output in (trained, deployed)]
     if shapes[0] != shapes[1] or not pairs:
         raise ParityError(
-            explain(
-                "the outputs cannot be compared", expected=f"tensors of shapes {shapes[0]}", got=shapes[1]
-            )
+            explain("the outputs cannot be compared", expected=f"tensors of shapes {shapes[0]}", got=shapes[1])
         )
     differences = [(relative_difference(*pair), _tolerance(pair[0])) for pair in pairs]
     for difference, tolerance in differences:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from epitorch.deploy._mixing import Runs, channel_runs, expand_channels, wrap_channels
 from epitorch.functional import sample_weight
-from epitorch.nn import EpitomeLayer, EpitomeLinear, RoutingMap
+from epitorch.nn import EpitomeLayer, EpitomeLinear
 from epitorch.spec import Axis, EpitomeSpec
 
 ReuseStrategy = Literal["product_map", "wrapping", "both"]
@@ -35,7 +35,6 @@ class ReuseLayer(nn.Module):
 
     epitome: nn.Parameter
     bias: nn.Parameter | None
-    routing_map: RoutingMap
     kernel: Tensor | None
     channel_dim: int
     groups = 1
@@ -47,26 +46,28 @@ class ReuseLayer(nn.Module):
         self.spec, self.weight_shape = layer.spec, layer.weight_shape
         self.register_parameter("epitome", layer.epitome)
         self.register_parameter("bias", layer.bias)
-        self.routing_map = layer.routing_map
+        self._starts = {axis: value.detach().cpu().clone() for axis, value in layer.starts().items()}
         self.register_buffer("kernel", None, persistent=False)
         self._expand: Runs = ()
         self._wrap: Runs = ()
-        self.register_load_state_dict_post_hook(_refresh_after_load)
+
+    def starts(self) -> dict[Axis, Tensor]:
+        """Starts by axis, in positions, as the trained layer's routing map; on the CPU, never narrowed."""
+        return dict(self._starts)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Make the kernel and the runs anew from the epitome and the routing map; loading a state does it."""
-        starts = self.routing_map.as_dict()
-        self._expand = self._runs("out", starts) if self._reuses_filters else ()
-        self._wrap = self._runs("in", starts) if self._wraps_inputs else ()
-        self.kernel = self._make_kernel(starts)
+        self._expand = self._runs("out") if self._reuses_filters else ()
+        self._wrap = self._runs("in") if self._wraps_inputs else ()
+        self.kernel = self._make_kernel()
 
-    def _runs(self, axis: Literal["out", "in"], starts: dict[Axis, Tensor]) -> Runs:
-        """A convolution's groups divide the filters and repeat the inputs; transposed, the other way round."""
+    def _runs(self, axis: Literal["out", "in"]) -> Runs:
+        """Groups divide a convolution's filters and repeat its inputs; transposed it is the other way round."""
         dim = 0 if axis == "out" else 1
         repeated = (axis == "out") == self.transposed
         return channel_runs(
-            starts.get(axis),
+            self._starts.get(axis),
             self.spec.weight_shape[dim],
             self.spec.epitome_shape[dim],
             self.spec.block_out if axis == "out" else self.spec.block_in,
@@ -112,19 +113,18 @@ class ReuseLayer(nn.Module):
     def _weight(self) -> Tensor:
         return self.epitome if self.kernel is None else self.kernel
 
-    def _make_kernel(self, starts: dict[Axis, Tensor]) -> Tensor | None:
+    def _make_kernel(self) -> Tensor | None:
         """The weight, reused axes left as short as the epitome's; None if that is the epitome itself."""
         spec = self._kernel_spec()
         repeats = self.groups if self._shared_axis_is_reused else 1
-        if spec.weight_shape == spec.epitome_shape and not spec.start_shapes and repeats == 1:
+        plain = spec.weight_shape == spec.epitome_shape and not spec.start_shapes
+        if plain and repeats == 1 and self.epitome.dim() == len(self.weight_shape):
             return None
         epitome = self.epitome.transpose(0, 1) if self.transposed else self.epitome
-        needed = {axis: starts[axis] for axis in spec.start_shapes}
-        kernel = sample_weight(epitome, needed, spec)
+        starts = {axis: self._starts[axis].to(epitome.device) for axis in spec.start_shapes}
+        kernel = sample_weight(epitome, starts, spec)
         space = self.weight_shape[2:]
-        kernel = kernel.reshape(
-            kernel.shape[0], -1, *space
-        )  # flatten_kernel: (O, in * prod K) -> (O, in, *K)
+        kernel = kernel.reshape(kernel.shape[0], -1, *space)  # flatten_kernel: (O, in * prod K) -> (O, in, *K)
         kernel = kernel.transpose(0, 1) if self.transposed else kernel
         return kernel.repeat(repeats, 1, *[1] * len(space)).contiguous()
 
@@ -142,6 +142,41 @@ class ReuseLayer(nn.Module):
     def _shared_axis_is_reused(self) -> bool:
         """The groups divide an axis among them that is now the epitome's: each needs a copy of it."""
         return self._wraps_inputs if self.transposed else self._reuses_filters
+
+    # ---- state: the starts are constants of `forward`, kept under the trained layer's names ----
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, value in self._map_state().items():
+            destination[prefix + name] = value
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        own = {name: state_dict.get(prefix + name) for name in self._map_state()}
+        rest = {key: value for key, value in state_dict.items() if key.removeprefix(prefix) not in own}
+        super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        missing_keys += [prefix + name for name, value in own.items() if strict and value is None]
+        for axis, old in self._starts.items():
+            new = own[f"routing_map.{axis}"]
+            if new is None:
+                continue
+            if new.shape != old.shape or not torch.isfinite(new).all():
+                error_msgs.append(f"{prefix}routing_map.{axis}: expected {tuple(old.shape)} finite starts, got {new}")
+                return
+            self._starts[axis] = new.detach().to("cpu", torch.promote_types(new.dtype, torch.float32)).clone()
+        self.refresh()
+
+    def _map_state(self) -> dict[str, Tensor]:
+        state = {f"routing_map.{axis}": value for axis, value in self._starts.items()}
+        return state | {"routing_map.frozen": torch.tensor(True)}
 
     def extra_repr(self) -> str:
         """Strategy and shapes."""
@@ -217,9 +252,7 @@ class ReuseConvTranspose(_ReuseConvNd):
 
     def _convolve(self, input: Tensor, bias: Tensor | None, extra: Sequence[int] = ()) -> Tensor:
         convolve: Any = _CONV_TRANSPOSE[len(self.kernel_size) - 1]
-        return convolve(
-            input, self._weight, bias, self.stride, self.padding, extra or 0, self.groups, self.dilation
-        )
+        return convolve(input, self._weight, bias, self.stride, self.padding, extra or 0, self.groups, self.dilation)
 
     def _reach(self, input: Tensor, output_size: Sequence[int]) -> list[int]:
         """Rows to add on one side for the size that was asked for; torch refuses too many."""
@@ -236,7 +269,3 @@ def reuse_layer(layer: EpitomeLayer, strategy: ReuseStrategy) -> ReuseLayer:
     if isinstance(layer, EpitomeLinear):
         return ReuseLinear(layer, strategy).eval()
     return (ReuseConvTranspose if layer.transposed else ReuseConv)(layer, strategy).eval()
-
-
-def _refresh_after_load(module: Any, incompatible: Any) -> None:
-    module.refresh()

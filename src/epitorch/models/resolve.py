@@ -131,7 +131,7 @@ def _imported_factory(module_name: str, attribute: str, name: str) -> Factory:
     if not callable(factory):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise _unknown(module_name, attribute, known)
-    return factory  # type: ignore[no-any-return]
+    return factory
 
 
 def _unknown(library: str, name: str, known: list[str]) -> InputError:

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 
-def digits_cnn(
-    num_classes: int = 10, *, channels: int = 1, widths: Sequence[int] = (32, 64, 96, 128)
-) -> nn.Sequential:
+def digits_cnn(num_classes: int = 10, *, channels: int = 1, widths: Sequence[int] = (32, 64, 96, 128)) -> nn.Sequential:
     """Return a plain network of 3x3 convolutions (with batch norm and ReLU), mean pooling and a classifier.
 
     Args:

@@ -9,7 +9,7 @@ from epitorch.nn._conv import (
     EpitomeConvTranspose2d,
     EpitomeConvTranspose3d,
 )
-from epitorch.nn._index import IndexLearner, RoutingMap
+from epitorch.nn._index import IndexLearner, RoutingMap, check_finite
 from epitorch.nn._linear import EpitomeLinear
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "EpitomeOptions",
     "IndexLearner",
     "RoutingMap",
+    "check_finite",
     "learner_starts",
 ]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from epitorch.errors import ShapeError, StartsError, explain
 from epitorch.functional import check_start_shapes, sample_weight
 from epitorch.init import evenly_spread, interpolation_gain
-from epitorch.nn._index import IndexLearner, RoutingMap
+from epitorch.nn._index import IndexLearner, RoutingMap, check_finite
 from epitorch.spec import Axis, ChannelStarts, EpitomeSpec, SpatialStarts, semantic_order
 
 Index = Literal["learner", "direct", "fixed"]
@@ -113,7 +113,7 @@ class EpitomeLayer(nn.Module, ABC):
 
     def reset_parameters(self) -> None:
         """Draw the epitome so that a fresh layer's output has the dense layer's variance; bias as in torch."""
-        fan_in = prod(semantic_order(self.weight_shape, self.transposed)[1:])
+        fan_in = prod(self.weight_shape[1:])  # torch's, in storage order: C_out/groups * K where transposed
         bound = 1 / sqrt(fan_in)  # torch's kaiming_uniform_(a=sqrt(5))
         self.init_epitome(std=bound / sqrt(3))
         if self.bias is not None:
@@ -159,7 +159,7 @@ class EpitomeLayer(nn.Module, ABC):
         Raises:
             StartsError: If a start is not finite.
         """
-        self.routing_map.check_finite(self._where)
+        check_finite(self.starts(), self._where)
         return self._generate(self.starts())
 
     def _generate(self, starts: Mapping[Axis, Tensor]) -> Tensor:
@@ -173,11 +173,12 @@ class EpitomeLayer(nn.Module, ABC):
         """The weight of this forward pass: from the learner in training, from the routing map otherwise."""
         learner = None if self.routing_map.is_frozen else self.learner
         if learner is None or not (self.training or self._learner_in_eval) or features.numel() == 0:
-            if not torch.compiler.is_compiling() and self.epitome.device.type == "cpu":
-                self.routing_map.check_finite(self._where)
-            return self._generate(self.starts())
-        starts = learner(features)
-        if self.training and not _recomputing():
+            starts = self.starts()
+        else:
+            starts = learner(features)
+        if self.epitome.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere it would synchronise
+            check_finite(starts, self._where)
+        if learner is not None and self.training and features.numel() and not _recomputing():
             self._track({axis: value.detach() for axis, value in starts.items()}, learner)
         return self._generate(starts)
 
@@ -206,6 +207,7 @@ class EpitomeLayer(nn.Module, ABC):
 
     def drop_learner(self) -> None:
         """Remove the learner for good and freeze the map: the state of a deployed layer."""
+        self._modules.pop("learner", None)  # a None left there would hide unexpected keys from a strict load
         self.learner = None
         self.index = "fixed" if self.index == "learner" else self.index
         self.freeze_routing()
@@ -237,7 +239,7 @@ class EpitomeLayer(nn.Module, ABC):
 
     @property
     def _where(self) -> str:
-        return self.qualified_name or type(self).__name__
+        return getattr(self, "qualified_name", "") or type(self).__name__
 
     def _checked_index(self, index: Index) -> Index:
         if index not in INDEX_KINDS:

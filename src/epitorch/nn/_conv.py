@@ -41,8 +41,11 @@ class _EpitomeConvNd(EpitomeLayer):
 
     def _dense(self, bias: bool, arguments: dict[str, Any]) -> Any:
         """Torch's layer on the meta device; its complaints become ours."""
-        for name in ("in_channels", "out_channels", "kernel_size", "groups", "stride", "dilation"):
-            _check_positive(type(self).__name__, name, arguments[name])
+        for name in ("in_channels", "out_channels", "groups"):
+            _check_sizes(type(self).__name__, name, arguments[name], least=1, axes=0)
+        per_axis = {"kernel_size": 1, "stride": 1, "dilation": 1, "padding": 0, "output_padding": 0}
+        for name, least in per_axis.items():
+            _check_sizes(type(self).__name__, name, arguments.get(name, least), least, self.spatial_dims)
         try:
             return self.dense_class(bias=bias, device="meta", **arguments)
         except (ValueError, TypeError, RuntimeError) as error:
@@ -270,7 +273,8 @@ class _EpitomeConvTranspose(_EpitomeConvNd):
         weight = self._weight_for(input)
         extra = self._output_padding(input, output_size) if output_size is not None else self.output_padding
         convolve = _CONV_TRANSPOSE[self.spatial_dims - 1]
-        return convolve(input, weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation)
+        padding: Any = self.padding
+        return convolve(input, weight, self.bias, self.stride, padding, extra, self.groups, self.dilation)
 
     def _output_padding(self, input: Tensor, output_size: Sequence[int]) -> tuple[int, ...]:
         """Rows to add on one side so that the output has the size that was asked for."""
@@ -369,9 +373,12 @@ def _amounts_before_and_after(
     return amounts
 
 
-def _check_positive(layer: str, name: str, value: Any) -> None:
-    sizes = value if isinstance(value, tuple | list) else (value,)
-    if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
-        raise ShapeError(
-            explain(f"{name} is not valid", expected="whole numbers above 0", got=repr(value), where=layer)
-        )
+def _check_sizes(layer: str, name: str, value: Any, least: int, axes: int) -> None:
+    """A whole number from `least` up, or one per axis; words such as "same" are torch's to check."""
+    many = isinstance(value, tuple | list)
+    sizes = value if many else (value,)
+    whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= least for size in sizes)
+    if isinstance(value, str) or (whole and (not many or len(sizes) == axes)):
+        return
+    expected = f"a whole number from {least} up" + (f", or a tuple of {axes}" if axes else "")
+    raise ShapeError(explain(f"{name} is not valid", expected=expected, got=repr(value), where=layer))

@@ -156,12 +156,6 @@ class RoutingMap(_KeepsPrecision):
         for (_, value), part in zip(self.items(), average.split(sizes), strict=True):
             value.copy_(part.view_as(value))
 
-    def check_finite(self, where: str) -> None:
-        """Raise StartsError naming the layer and axis if a start is NaN or infinite."""
-        for axis, value in self.items():
-            if not torch.isfinite(value).all():
-                raise StartsError(_not_finite(where, axis, value))
-
     def _load_from_state_dict(
         self,
         state_dict: dict[str, Any],
@@ -230,11 +224,20 @@ class IndexLearner(_KeepsPrecision):
         self.register_buffer("_reach", reach.to(device, dtype), persistent=False)
         self.reset(starts)
 
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        for buffer, value in zip((self._scale, self._reach), _scales(self.spec), strict=True):
+            if not buffer.is_meta:  # constants, but `to_empty` leaves them without values
+                buffer.copy_(value)
+
     @torch.no_grad()
     def reset(self, starts: Mapping[Axis, Tensor]) -> None:
         """Make the learner return `starts` for every input, until it is trained."""
-        flat = torch.cat([starts[axis].reshape(-1) for axis in self.spec.start_shapes]).to(self._reach)
-        share = (flat / self._reach).clamp(1e-3, 1 - 1e-3)
+        turned = [
+            torch.remainder(starts[axis], starts[axis].new_tensor(self.spec.start_sizes[axis])).reshape(-1)
+            for axis in self.spec.start_shapes
+        ]
+        share = (torch.cat(turned).to(self._reach) / self._reach).clamp(1e-6, 1 - 1e-6)
         self.head.weight.zero_()
         self.head.bias.copy_(torch.logit(share) * self._scale)
 
@@ -281,6 +284,13 @@ def _mean_over_ranks(hidden: Tensor) -> Tensor:
     count = hidden.new_full((1,), hidden.shape[0])
     total = all_reduce(torch.cat([hidden.sum(0), count]))
     return total[:-1] / total[-1].detach()
+
+
+def check_finite(starts: Mapping[Axis, Tensor], where: str) -> None:
+    """Raise StartsError naming the layer and axis if a start is NaN or infinite."""
+    for axis, value in starts.items():
+        if not torch.isfinite(value).all():
+            raise StartsError(_not_finite(where, axis, value))
 
 
 def _not_finite(where: str, axis: Axis, value: Tensor) -> str:

@@ -60,6 +60,10 @@ class EpitomeLinear(EpitomeLayer):
         spatial_shift: bool = False,
     ) -> None:
         super().__init__()
+        for name, size in (("in_features", in_features), ("out_features", out_features)):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                wrong = f"{name} is not valid"
+                raise ShapeError(explain(wrong, expected="a whole number from 1 up", got=repr(size), where=self._where))
         self.in_features, self.out_features = in_features, out_features
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self._build(

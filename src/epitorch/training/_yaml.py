@@ -69,7 +69,7 @@ def _plain(
         items = enumerate(node.value)
         return [_plain(loader, item, (*path, str(i)), lines, source, above) for i, item in items]
     if not isinstance(node, yaml.MappingNode):
-        return loader.construct_object(node)  # type: ignore[no-untyped-call]
+        return loader.construct_object(node)
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key = _key(loader, key_node, source)
@@ -82,7 +82,7 @@ def _plain(
 
 
 def _key(loader: _Loader, node: yaml.Node, source: str) -> str:
-    key = loader.construct_object(node) if isinstance(node, yaml.ScalarNode) else None  # type: ignore[no-untyped-call]
+    key = loader.construct_object(node) if isinstance(node, yaml.ScalarNode) else None
     if not isinstance(key, str):
         where = f"{source}, line {node.start_mark.line + 1}"
         raise RecipeError(explain("a key is not text", expected="a word", got=repr(key), where=where))

@@ -140,9 +140,7 @@ def _load_torchvision(folder: Path, split: str) -> ImageArrays:
                 fix="fetch the data set again",
             )
         ) from error
-    return ImageArrays(
-        torch.from_numpy(images), labels, tuple(data.classes), f"torchvision {root}, split {split}"
-    )
+    return ImageArrays(torch.from_numpy(images), labels, tuple(data.classes), f"torchvision {root}, split {split}")
 
 
 def _damaged_file(cifar10: Any, root: Path) -> Path:

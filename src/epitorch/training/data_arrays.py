@@ -109,9 +109,7 @@ def split_holdout(arrays: ImageArrays, n: int, seed: int) -> tuple[ImageArrays, 
         members = (labels == label).nonzero().flatten()
         held[members[torch.randperm(len(members), generator=generator)[:quota]]] = True
     part = f"{n:,} held out with seed {seed}"
-    return arrays.select(~held, f"{arrays.source}, without {part}"), arrays.select(
-        held, f"{arrays.source}, {part}"
-    )
+    return arrays.select(~held, f"{arrays.source}, without {part}"), arrays.select(held, f"{arrays.source}, {part}")
 
 
 def _quotas(arrays: ImageArrays, counts: list[int], n: int) -> list[int]:
@@ -126,9 +124,7 @@ def _quotas(arrays: ImageArrays, counts: list[int], n: int) -> list[int]:
     for label, (quota, count) in enumerate(zip(quotas, counts, strict=True)):
         if count and quota == count:
             name = arrays.classes[label]
-            raise _holdout_error(
-                arrays, n, f"a number that leaves class '{name}' ({count} images) one to train on"
-            )
+            raise _holdout_error(arrays, n, f"a number that leaves class '{name}' ({count} images) one to train on")
     return quotas
 
 

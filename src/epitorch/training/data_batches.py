@@ -118,9 +118,7 @@ class BatchAugment(nn.Module):
         too_small = self.mode == "reflect" and min(shape[2:], default=0) <= self.padding
         if images.ndim != 4 or too_small:
             size = f", H and W above the padding of {self.padding}" if self.mode == "reflect" else ""
-            raise InputError(
-                explain("cannot crop these images", expected=f"(B, C, H, W){size}", got=f"shape {shape}")
-            )
+            raise InputError(explain("cannot crop these images", expected=f"(B, C, H, W){size}", got=f"shape {shape}"))
 
     def extra_repr(self) -> str:
         """Arguments, for `repr`."""
@@ -146,9 +144,7 @@ class Normalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         m, s = torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)
-        usable = (
-            m.ndim == 1 and m.shape == s.shape and m.isfinite().all() and s.isfinite().all() and (s > 0).all()
-        )
+        usable = m.ndim == 1 and m.shape == s.shape and m.isfinite().all() and s.isfinite().all() and (s > 0).all()
         if not usable or not len(m):
             raise InputError(
                 explain(
@@ -224,9 +220,7 @@ class ArrayLoader:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise _batch_size_error(arrays, batch_size, "a whole number from 1")
         if most is not None and batch_size > most:
-            raise _batch_size_error(
-                arrays, batch_size, f"at most the {most} images there are, with drop_last"
-            )
+            raise _batch_size_error(arrays, batch_size, f"at most the {most} images there are, with drop_last")
         self.arrays = arrays
         self.batch_size = batch_size
         self.shuffle = shuffle
@@ -269,6 +263,4 @@ class ArrayLoader:
 
 
 def _batch_size_error(arrays: ImageArrays, batch_size: object, expected: str) -> DataError:
-    return DataError(
-        explain("wrong batch_size", expected=expected, got=repr(batch_size), where=arrays.source)
-    )
+    return DataError(explain("wrong batch_size", expected=expected, got=repr(batch_size), where=arrays.source))

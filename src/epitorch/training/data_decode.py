@@ -80,9 +80,7 @@ def decode_batches(batches: Iterable[EncodedBatch], total: int) -> DecodedImages
             embedded &= all(list(pool.map(_fill, *zip(*jobs, strict=True))))
             at += len(batch.values)
     if images is None or at != total:
-        raise DataError(
-            explain("images and labels differ in number", expected=f"{total} images", got=str(at))
-        )
+        raise DataError(explain("images and labels differ in number", expected=f"{total} images", got=str(at)))
     return DecodedImages(images, embedded)
 
 

@@ -128,7 +128,5 @@ def _known_splits(folder: Path) -> list[str]:
     places = [place for level in _levels(folder) for place in level]
     matches = (_NAME.fullmatch(p.name) for place in places for p in place.glob("*.parquet"))
     named = {match["split"] for match in matches if match}
-    numbered = {
-        p.parent.name for place in places for p in place.glob("*/*.parquet") if _NUMBERED.fullmatch(p.name)
-    }
+    numbered = {p.parent.name for place in places for p in place.glob("*/*.parquet") if _NUMBERED.fullmatch(p.name)}
     return sorted({name for name in named if not name.isdigit()} | numbered)

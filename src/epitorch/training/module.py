@@ -128,7 +128,11 @@ def laid_out(images: Tensor, channels_last: bool) -> Tensor:
 
 
 class LossWatch:
-    """Stops at a loss that is not finite. On an accelerator it looks every `every` steps: looking waits for the device."""
+    """Stops at a loss that is not finite.
+
+    Args:
+        every: Steps between looks on an accelerator, where looking waits for the device; on the CPU it looks each step.
+    """
 
     def __init__(self, every: int) -> None:
         self.every = every
@@ -203,7 +207,7 @@ class EpitomeModule(pl.LightningModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits for normalised images. shape: (N, C, H, W) -> (N, classes)."""
-        return self.model(images)  # type: ignore[no-any-return]
+        return self.model(images)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Augment (training only) and normalise a batch where it lies."""
@@ -268,9 +272,7 @@ class EpitomeModule(pl.LightningModule):
         groups = param_groups(
             self.model, lr=section.peak_lr, weight_decay=section.weight_decay, start_lr=section.start_lr
         )
-        optimizer = torch.optim.SGD(
-            groups, lr=section.peak_lr, momentum=section.momentum, nesterov=section.nesterov
-        )
+        optimizer = torch.optim.SGD(groups, lr=section.peak_lr, momentum=section.momentum, nesterov=section.nesterov)
         scheduler = torch.optim.lr_scheduler.OneCycleLR(
             optimizer,
             max_lr=[group["lr"] for group in groups],

@@ -7,6 +7,7 @@ are split and augmented, and how the network is trained. Unknown keys are refuse
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -16,6 +17,7 @@ from typing import Any
 from epitorch.errors import RecipeError, explain, suggest
 from epitorch.training._rules import (
     Place,
+    Rule,
     check_keys,
     choice,
     flag,
@@ -36,7 +38,7 @@ class ModelSection:
     """Which network: `epitorch:NAME | timm:NAME | torchvision:NAME | package.module:factory`, and its arguments."""
 
     name: str = ruled(text())
-    arguments: dict[str, Any] = ruled(mapping(), {})
+    arguments: dict[str, Any] = ruled(mapping(), {})  # noqa: RUF009
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class EpitomeSection:
 
     c: float | None = ruled(optional(number(0, 1, above=True)), None)
     match_params: int | None = ruled(optional(whole(1)), None)
-    layers: dict[str, Any] | None = ruled(optional(mapping()), None)
+    layers: dict[str, Any] | None = ruled(optional(mapping()), None)  # noqa: RUF009
     last_conv: bool = ruled(flag(), False)
     classifier: float | None = ruled(optional(number(0, 1, above=True)), None)
     index: str = ruled(choice("learner", "direct", "fixed"), "learner")
@@ -134,8 +136,12 @@ _SECTIONS: dict[str, type[Any]] = {
     "data": DataSection,
     "training": TrainingSection,
 }
-_TEXTS = ("name", "description")
-_TEXT = text()
+_NAME = re.compile(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*)*")
+# The name is part of the default output folder, so it must not lead out of it.
+_TEXTS = {
+    "name": Rule("letters, digits and -+_. in parts joined by /", lambda v: bool(_NAME.fullmatch(str(v))), str),
+    "description": text(),
+}
 
 
 def parse_recipe(
@@ -160,7 +166,7 @@ def parse_recipe(
     """
     place = Place(source, lines or {})
     check_keys(data, [*_TEXTS, *_SECTIONS], place)
-    texts = {key: read_value(_TEXT, data[key], place.below(key)) for key in _TEXTS if key in data}
+    texts = {key: read_value(_TEXTS[key], data[key], place.below(key)) for key in _TEXTS if key in data}
     given = {key: data[key] for key in _SECTIONS if key in data and not _left_out(key, data[key])}
     # A section that is missing is read as an empty one: its required keys are then asked for by name.
     wanted = {"model": {}, "training": {}, "data": {}, **given}
@@ -174,8 +180,6 @@ def parse_recipe(
     )
     _check_together(recipe, place)
     return recipe
-
-
 
 
 def _left_out(key: str, value: Any) -> bool:
@@ -235,7 +239,7 @@ def load_recipe(path_or_name: str | Path) -> Recipe:
             explain("the recipe cannot be read", expected="a UTF-8 text file", got=error, where=str(path))
         ) from error
     document = read_yaml(content, str(path))
-    name = f"{path.parent.name}/{path.stem}" if path.parent.name else path.stem
+    name = f"{path.resolve().parent.name}/{path.stem}"
     return parse_recipe(document.data, source=str(path), lines=document.lines, text=content, name=name)
 
 

@@ -7,13 +7,10 @@ schedule too), `metrics.csv` and TensorBoard events in `logs/`, and `train.log`.
 from __future__ import annotations
 
 import logging
-import shutil
 import signal
 import sys
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isfinite
@@ -33,6 +30,8 @@ from epitorch.results import Accuracy, MAdds, Parameters, PeakMemory, RunResult,
 from epitorch.training.callbacks import EachEpoch, EpochLog, Meter, ProgressBar, RunStopped, StopOnSignal, latest
 from epitorch.training.data import ArrayLoader, BatchAugment, Normalize, load_images
 from epitorch.training.devices import choose_device
+from epitorch.training.folder import CHECKPOINT, LIGHTNING, LOG, LOGS, RESULTS, clear, refuse_used
+from epitorch.training.messages import known_warnings, logged, quiet_lightning
 from epitorch.training.module import EpitomeModule, Evaluation, evaluate
 from epitorch.training.recipe import Recipe
 from epitorch.training.setup import (
@@ -46,35 +45,33 @@ from epitorch.training.setup import (
     seeded,
 )
 
-RESULTS, CHECKPOINT, LOGS, LIGHTNING, LOG = "results.json", "checkpoint", "logs", "lightning", "train.log"
 _PRECISION: dict[str, Any] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """How a recipe is run, apart from what it says.
+class _Options:
+    """How a recipe is run, apart from what it says: see `train`."""
 
-    Args:
-        seed: Of initial weights, order and augmentation; None takes the recipe's.
-        accelerator: `auto`, `cpu` or `cuda`.
-        max_steps: Stop early: at most so many optimiser steps, the schedule fitted to them. For trials.
-        overwrite: Replace the results of an earlier run in the same folder.
-        command: The command line to record; default that of the process.
-        callbacks: More Lightning callbacks.
-        console: Where the progress bar goes; default standard error.
-    """
-
-    seed: int | None = None
-    accelerator: str = "auto"
-    max_steps: int | None = None
-    overwrite: bool = False
-    command: Sequence[str] | None = None
-    callbacks: Sequence[pl.Callback] = ()
-    console: Console | None = None
+    seed: int
+    device: torch.device
+    max_steps: int | None
+    command: Sequence[str]
+    callbacks: Sequence[pl.Callback]
+    console: Console
 
 
 def train(
-    recipe: Recipe, data_path: str | Path, out_dir: str | Path, options: RunOptions | None = None
+    recipe: Recipe,
+    data_path: str | Path,
+    out_dir: str | Path,
+    *,
+    seed: int | None = None,
+    accelerator: str = "auto",
+    max_steps: int | None = None,
+    overwrite: bool = False,
+    command: Sequence[str] | None = None,
+    callbacks: Sequence[pl.Callback] = (),
+    console: Console | None = None,
 ) -> RunResult:
     """Train what a recipe says and measure it.
 
@@ -85,8 +82,14 @@ def train(
     Args:
         recipe: From `load_recipe` or `parse_recipe`.
         data_path: As `load_images` takes it, `digits` for example.
-        out_dir: Folder of the run; made if missing.
-        options: Seed, accelerator and so on.
+        out_dir: Folder of the run; made if missing, left alone if recipe, data and options do not go together.
+        seed: Of initial weights, order and augmentation; None takes the recipe's.
+        accelerator: `auto`, `cpu` or `cuda`.
+        max_steps: At most so many optimiser steps, the schedule fitted to them: for trials.
+        overwrite: Replace the results of an earlier run in the same folder.
+        command: The command line to record; default that of the process.
+        callbacks: More Lightning callbacks.
+        console: Where the progress bar goes; default standard error.
 
     Returns:
         What `results.json` holds.
@@ -96,46 +99,45 @@ def train(
         TrainingError: If the loss is not finite.
         KeyboardInterrupt: After Ctrl-C, once the checkpoint is written.
     """
-    options = options or RunOptions()
-    device = _device(options.accelerator, recipe)
-    out = _claim(Path(out_dir), options.overwrite)
-    seed = recipe.training.seed if options.seed is None else options.seed
-    with _logged(out / LOG) as log, _quiet_lightning(), seeded(seed):
-        log.info("recipe %s (sha256 %s), seed %d, data %s", recipe.name, recipe.sha256, seed, data_path)
-        run = _Run(recipe, data_path, out, options, seed, device, log)
-        return run.go()
+    out = Path(out_dir)
+    refuse_used(out, overwrite)
+    options = _Options(
+        _at_least(0, "seed", recipe.training.seed if seed is None else seed),
+        _device(accelerator, recipe),
+        None if max_steps is None else _at_least(1, "max_steps", max_steps),
+        sys.argv if command is None else command,
+        callbacks,
+        console or Console(stderr=True),
+    )
+    with quiet_lightning(), seeded(options.seed):
+        run = _Run(recipe, data_path, out, options)
+        clear(out)
+        with logged(out / LOG) as log:
+            return run.go(log)
 
 
 class _Run:
     """The parts of one run, made in the order in which they are needed."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        data_path: str | Path,
-        out: Path,
-        options: RunOptions,
-        seed: int,
-        device: torch.device,
-        log: logging.Logger,
-    ) -> None:
-        self.recipe, self.data_path, self.out = recipe, data_path, out
-        self.options, self.seed, self.device, self.log = options, seed, device, log
+    def __init__(self, recipe: Recipe, data_path: str | Path, out: Path, options: _Options) -> None:
+        self.recipe, self.data_path, self.out, self.options = recipe, data_path, out, options
+        self.log = logging.Logger("epitorch.run")
         self.started = time.perf_counter()
         self.data: TrainingData = load_training_data(recipe, data_path)
         self.built: BuiltModel = build(recipe, self.data.input)
         self.cost: Cost = count(self.built.model, example_image(self.data.input))
         self.meter, self.stop = Meter(), StopOnSignal()
         self.train_loader = self._loader(self.data.train, shuffle=True)
-        batches = len(self.train_loader)
-        self.epoch_steps = min(batches, options.max_steps or batches)
-        wanted = recipe.training.epochs
-        self.epochs = min(wanted, max(1, options.max_steps // self.epoch_steps)) if options.max_steps else wanted
+        self.epochs, self.epoch_steps = _lengths(recipe.training.epochs, len(self.train_loader), options.max_steps)
         self.module = self._module()
 
-    def go(self) -> RunResult:
+    def go(self, log: logging.Logger) -> RunResult:
         """Train, then evaluate and write everything."""
-        self.log.info("%s", f"{self.cost.params:,} parameters, {self.cost.madds:,} MAdds")
+        self.log = log
+        recipe = self.recipe
+        log.info("recipe %s (sha256 %s), seed %d", recipe.name, recipe.sha256, self.options.seed)
+        log.info("data %s, %d epochs of %d steps", self.data.train.source, self.epochs, self.epoch_steps)
+        log.info("%s parameters, %s MAdds", f"{self.cost.params:,}", f"{self.cost.madds:,}")
         self._fit()
         test, images = self._evaluate_test()
         # again, with the trained starts: whole ones need no interpolation
@@ -143,17 +145,17 @@ class _Run:
         result = self._result(test, images)
         self._save(test)
         save_results(self.out / RESULTS, result)
-        self.log.info("test accuracy %.4f, with the learner %s", test.accuracy, _shown(test.accuracy_learner))
+        log.info("test accuracy %.4f, with the learner %s", test.accuracy, _shown(test.accuracy_learner))
         return result
 
     # ---- training ----
 
     def _loader(self, arrays: Any, *, shuffle: bool) -> ArrayLoader:
         return ArrayLoader(
-            arrays.to(self.device),
+            arrays.to(self.options.device),
             self.recipe.training.batch_size,
             shuffle=shuffle,
-            seed=self.seed,
+            seed=self.options.seed,
             drop_last=shuffle,  # a rest of a few images would give batch norm a poor estimate
         )
 
@@ -172,11 +174,10 @@ class _Run:
 
     def _trainer(self) -> pl.Trainer:
         loggers = [CSVLogger(self.out, name=LOGS, version=""), TensorBoardLogger(self.out, name=LOGS, version="")]
-        console = self.options.console or Console(stderr=True)
         keep = ModelCheckpoint(self.out / LIGHTNING, filename="last", enable_version_counter=False)
         callbacks = [
             self.meter,
-            ProgressBar(self.recipe.name, console),
+            ProgressBar(self.recipe.name, self.options.console),
             EpochLog(self.log, self.meter),
             EachEpoch(self._save),
             keep,
@@ -184,7 +185,7 @@ class _Run:
             self.stop,
         ]
         return pl.Trainer(
-            accelerator="gpu" if self.device.type == "cuda" else "cpu",
+            accelerator="gpu" if self.options.device.type == "cuda" else "cpu",
             devices=1,
             precision=_PRECISION[self.recipe.training.precision],
             max_epochs=self.epochs,
@@ -201,7 +202,7 @@ class _Run:
         trainer = self._trainer()
         heldout = self._loader(self.data.heldout, shuffle=False)
         try:
-            with self.stop.listening(), _known_warnings():
+            with self.stop.listening(), known_warnings():
                 trainer.fit(self.module, self.train_loader, heldout)
         except BaseException as error:
             self._save_stopped(error, trainer.global_step)
@@ -222,15 +223,15 @@ class _Run:
 
     def _evaluate_test(self) -> tuple[Evaluation, int]:
         arrays = load_images(self.data_path, "test")
-        model, normalize = self.module.model.to(self.device), self.module.normalize.to(self.device)
+        model, normalize = self.module.model.to(self.options.device), self.module.normalize.to(self.options.device)
         channels_last = self.recipe.training.channels_last
         loader = self._loader(arrays, shuffle=False)
         test = evaluate(model, loader, normalize, channels_last=channels_last)
-        self.meter.look(self.device)
+        self.meter.look(self.options.device)
         return test, len(arrays)
 
     def _save(self, test: Evaluation | None = None, stopped_at: int | None = None) -> None:
-        metrics: dict[str, Any] = {"seed": self.seed, **latest(self.module)}
+        metrics: dict[str, Any] = {"seed": self.options.seed, **latest(self.module)}
         if test is not None:
             metrics.update(test_accuracy=test.accuracy, test_accuracy_learner=test.accuracy_learner)
         if stopped_at is not None:
@@ -265,18 +266,16 @@ class _Run:
             ),
             parameters=_parameters(self.cost),
             madds=_madds(self.cost),
-            seconds=Seconds(
-                time.perf_counter() - self.started, self.meter.epochs, self.meter.epochs_training
-            ),
+            seconds=Seconds(time.perf_counter() - self.started, self.meter.epochs, self.meter.epochs_training),
             peak_memory_bytes=PeakMemory(self.meter.rss, self.meter.cuda),
-            seed=self.seed,
+            seed=self.options.seed,
             loss={
                 "train": _finite(history.train_loss),
                 "heldout": _finite(history.heldout_loss),
                 "test": _finite([test.loss]),
             },
-            environment=environment(self.device),
-            command=list(self.options.command or sys.argv),
+            environment=environment(self.options.device),
+            command=list(self.options.command),
             recipe=self.recipe.content(),
             recipe_text=self.recipe.text,
             recipe_sha256=self.recipe.sha256,
@@ -336,71 +335,15 @@ def _device(accelerator: str, recipe: Recipe) -> torch.device:
     return device
 
 
-def _claim(out: Path, overwrite: bool) -> Path:
-    """Make the folder, and remove what an earlier run left in it, if that was allowed."""
-    if out.exists() and not out.is_dir():
-        raise InputError(explain("the output is not a folder", expected="a folder", got="a file", where=str(out)))
-    if (out / RESULTS).exists() and not overwrite:
-        raise InputError(
-            explain(
-                "this folder has results already",
-                expected=f"a folder without {RESULTS}",
-                got=str(out / RESULTS),
-                fix="choose another folder, or pass --overwrite (overwrite=True)",
-            )
-        )
-    # results.json goes first: no moment shows it beside files of the new run
-    for name in (RESULTS, LOG, CHECKPOINT, LOGS, LIGHTNING):
-        path = out / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    out.mkdir(parents=True, exist_ok=True)
-    return out
+def _at_least(low: int, name: str, value: int) -> int:
+    if value < low:
+        raise InputError(explain(f"{name} is not valid", expected=f"a whole number from {low}", got=value))
+    return value
 
 
-@contextmanager
-def _logged(path: Path) -> Iterator[logging.Logger]:
-    """Give a logger that writes to the run's file, and to standard error where that is no terminal."""
-    log = logging.Logger(f"epitorch.run.{path.parent.name}", logging.INFO)
-    handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
-    if not sys.stderr.isatty():  # a terminal has the progress bar
-        handlers.append(logging.StreamHandler())
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S"))
-        log.addHandler(handler)
-    try:
-        yield log
-    finally:
-        for handler in handlers:
-            handler.close()
-
-
-@contextmanager
-def _quiet_lightning() -> Iterator[None]:
-    """Silence Lightning's remarks about hardware and tips; warnings still come."""
-    names = ("pytorch_lightning", "lightning.fabric", "lightning_fabric", "pytorch_lightning.utilities.rank_zero")
-    loggers = [logging.getLogger(name) for name in names]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
-
-
-@contextmanager
-def _known_warnings() -> Iterator[None]:
-    """Hide the warnings of Lightning that do not apply here."""
-    with warnings.catch_warnings():
-        # There are no worker processes: the images are on the device already.
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        # Lightning's use of torch's tree utilities.
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*deprecated.*", category=FutureWarning)
-        # Few steps in a trial run.
-        warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
-        # The CPU was asked for.
-        warnings.filterwarnings("ignore", message=".*GPU available but not used.*")
-        # fp16: the scaler skips the first steps, and with them the optimiser.
-        warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*before.*optimizer.step.*")
-        yield
+def _lengths(epochs: int, batches: int, max_steps: int | None) -> tuple[int, int]:
+    """Epochs and steps per epoch; whole epochs, so that each ends with the held-out images."""
+    if max_steps is None:
+        return epochs, batches
+    steps = min(batches, max_steps)
+    return min(epochs, max_steps // steps), steps
