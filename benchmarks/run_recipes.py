@@ -1,4 +1,4 @@
-"""Run every recipe of a folder for several seeds, some at a time, and sum up.
+"""Run recipes for several seeds, some at a time, and sum up.
 
     python benchmarks/run_recipes.py recipes/cifar10-short --data ../shared/data/cifar10 --out runs/cifar10-short \
         --seeds 0 1 2 --jobs 8 --minutes 9
@@ -24,9 +24,12 @@ from typing import Any
 
 def main() -> int:
     arguments = _arguments()
-    recipes = sorted(arguments.recipes.glob("*.yaml"))
-    if not recipes:
-        print(f"error: no recipes (*.yaml) in {arguments.recipes}", file=sys.stderr)
+    recipes = [
+        recipe for path in arguments.recipes for recipe in (sorted(path.glob("*.yaml")) if path.is_dir() else [path])
+    ]
+    missing = [str(recipe) for recipe in recipes if not recipe.is_file()]
+    if missing or not recipes:
+        print(f"error: no such recipes: {', '.join(missing) or arguments.recipes}", file=sys.stderr)
         return 2
     deadline = time.monotonic() + 60 * arguments.minutes
     took, failed = 0.0, []
@@ -48,7 +51,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", type=Path)
+    parser.add_argument("recipes", type=Path, nargs="+", help="files, or folders of them")
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

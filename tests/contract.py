@@ -244,7 +244,7 @@ class LayerContract:
     def test_gradcheck_of_the_layer(self, case: LayerCase) -> None:
         layer = case.build("direct")
         names, values = zip(*layer.named_parameters(), strict=True)
-        assert {f"routing_map.{axis}" for axis in layer.starts()} | {"epitome"} <= set(names)
+        assert {f"routing_map.{axis}_starts" for axis in layer.starts()} | {"epitome"} <= set(names)
 
         def output(x: Tensor, *values: Tensor) -> Tensor:
             return functional_call(layer, dict(zip(names, values, strict=True)), (x,))

@@ -189,7 +189,7 @@ def _damaged(path: Path, got: object, expected: str = "a complete file, as epito
 def _check_there(path: Path) -> None:
     if path.is_file():
         return
-    there = ", ".join(sorted(p.name for p in path.parent.iterdir())) if path.parent.is_dir() else "no such folder"
+    there = _first(sorted(p.name for p in path.parent.iterdir())) if path.parent.is_dir() else "no such folder"
     raise CheckpointError(
         explain(
             f"there is no checkpoint here: {path.name} is missing",

@@ -21,6 +21,7 @@ import reference
 from epitorch.cost.analysis import interpolated_of
 from epitorch.cost.formulas import STRATEGIES, executed, why_not
 from epitorch.deploy.reuse import ReuseLayer, ReuseStrategy, reuse_layer
+from epitorch.errors import StartsError
 from epitorch.nn import EpitomeConv2d, EpitomeConvTranspose2d, EpitomeLayer, EpitomeLinear
 
 
@@ -156,7 +157,7 @@ def test_float32(strategy: ReuseStrategy) -> None:
 @pytest.mark.parametrize("strategy", LAYERS)
 def test_state_holds_the_epitome_the_map_and_the_bias_only(strategy: ReuseStrategy) -> None:
     net = made(LAYERS[strategy], strategy)
-    maps = {f"routing_map.{axis}" for axis in net.spec.start_shapes}
+    maps = {f"routing_map.{axis}_starts" for axis in net.spec.start_shapes}
     assert set(net.state_dict()) == {"epitome", "bias", "routing_map.frozen"} | maps
     assert net.state_dict()["epitome"].shape == LAYERS[strategy].epitome.shape
 
@@ -168,6 +169,20 @@ def test_loading_a_state_renews_what_was_made_of_it() -> None:
     assert difference(a(x), b(x)) > 1e-3
     b.load_state_dict(a.state_dict())
     assert torch.equal(a(x), b(x))
+
+
+def test_starts_that_are_not_finite() -> None:
+    layer = EpitomeLinear(4, 16, epitome_shape=(4, 4), index="fixed")
+    with torch.no_grad():
+        layer.starts()["out"][0] = float("nan")
+    with pytest.raises(StartsError, match="EpitomeLinear"):
+        reuse_layer(layer, "product_map")
+    net = made(LAYERS_OF_ONE["old"], "product_map")
+    state = net.state_dict() | {"routing_map.out_starts": torch.full((4,), float("inf"))}
+    before = net.starts()["out"].clone()
+    with pytest.raises(RuntimeError, match=r"routing_map.out_starts: expected"):
+        net.load_state_dict(state)
+    assert torch.equal(net.starts()["out"], before)
 
 
 def test_a_trained_layers_state_without_learner_loads() -> None:

@@ -323,7 +323,7 @@ def test_set_starts_refuses_nan_and_keeps_the_old_ones() -> None:
 def test_loading_nan_names_the_layer() -> None:
     model = nn.Sequential(layer_with_a_lively_learner("fixed"))
     state = dict(model.state_dict())
-    state["0.routing_map.out"] = torch.full((2,), float("nan"))
+    state["0.routing_map.out_starts"] = torch.full((2,), float("nan"))
     before = snapshot(model[0].starts())
     with pytest.raises((EpitorchError, RuntimeError), match=r"0\.routing_map"):
         model.load_state_dict(state)

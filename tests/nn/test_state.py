@@ -17,9 +17,9 @@ INDEXES = ("learner", "direct", "fixed")
 MAP_KEYS = [
     "epitome",
     "bias",
-    "routing_map.out",
-    "routing_map.in",
-    "routing_map.spatial",
+    "routing_map.out_starts",
+    "routing_map.in_starts",
+    "routing_map.spatial_starts",
     "routing_map.frozen",
 ]
 
@@ -61,7 +61,7 @@ def test_keys_of_the_state(index: str) -> None:
 
 def test_only_direct_starts_are_parameters() -> None:
     names = {index: {name for name, _ in conv(index).named_parameters()} for index in INDEXES}
-    starts = {"routing_map.out", "routing_map.in", "routing_map.spatial"}
+    starts = {"routing_map.out_starts", "routing_map.in_starts", "routing_map.spatial_starts"}
     assert names["fixed"] == {"epitome", "bias"}
     assert names["direct"] == {"epitome", "bias"} | starts
     assert {name for name in names["learner"] if not name.startswith("learner.")} == {"epitome", "bias"}
@@ -85,7 +85,7 @@ def test_routing_map_reads_like_a_dict() -> None:
 
 def test_names_inside_a_model() -> None:
     model = nn.Sequential(nn.Identity(), conv("fixed"))
-    assert {"1.routing_map.out", "1.routing_map.frozen", "1.epitome"} <= set(model.state_dict())
+    assert {"1.routing_map.out_starts", "1.routing_map.frozen", "1.epitome"} <= set(model.state_dict())
 
 
 @pytest.mark.parametrize("index", INDEXES)
@@ -115,7 +115,7 @@ def test_a_state_that_lost_its_learner_but_is_not_frozen_does_not_load() -> None
 
 
 def test_a_missing_start_is_reported() -> None:
-    state = {key: value for key, value in conv("fixed").state_dict().items() if key != "routing_map.in"}
+    state = {key: value for key, value in conv("fixed").state_dict().items() if key != "routing_map.in_starts"}
     with pytest.raises(RuntimeError, match=r"routing_map\.in"):
         conv("fixed").load_state_dict(state)
 

@@ -263,3 +263,14 @@ def test_moving_between_modes_inside_a_model(index: str) -> None:
     model(torch.randn(2, 6, 5, 5)).sum().backward()
     assert model[0].epitome.grad is None
     assert model[2].weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("index", INDEXES)
+def test_export_of_an_evaluated_layer(index: str) -> None:
+    layer, x = conv(index).eval(), torch.randn(2, 6, 5, 5)
+    wanted = layer(x).detach()
+    exported = torch.export.export(layer, (x,)).module()
+    torch.testing.assert_close(exported(x), wanted)
+    with torch.no_grad():
+        layer.epitome.add_(1.0)  # shared with the exported program
+    assert not torch.allclose(exported(x), wanted)

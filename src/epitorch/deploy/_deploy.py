@@ -16,7 +16,6 @@ from epitorch.deploy.choose import DEPLOY_STRATEGIES, DeployStrategy, choices
 from epitorch.deploy.report import Deployment, LayerDeployment
 from epitorch.deploy.reuse import reuse_layer
 from epitorch.errors import InputError, explain, suggest
-from epitorch.nn import check_finite
 
 
 def deploy(model: nn.Module, example_input: Tensor | tuple[Any, ...], strategy: DeployStrategy = "reuse") -> nn.Module:
@@ -91,8 +90,6 @@ def _replaced(net: nn.Module, record: Trace, chosen: dict[str, Choice]) -> nn.Mo
     new: dict[int, nn.Module] = {}
     for name, choice in chosen.items():
         layer: Any = record.calls[name].module
-        check_finite(layer.starts(), name or type(layer).__name__)
-        layer.drop_learner()
         if choice.strategy != "folded":
             new[id(layer)] = keep_hooks(layer, reuse_layer(layer, choice.strategy))
     if id(net) in new:

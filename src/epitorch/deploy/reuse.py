@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from epitorch.deploy._mixing import Runs, channel_runs, expand_channels, wrap_channels
 from epitorch.functional import sample_weight
-from epitorch.nn import EpitomeLayer, EpitomeLinear
+from epitorch.nn import EpitomeLayer, EpitomeLinear, check_finite
 from epitorch.spec import Axis, EpitomeSpec
 
 ReuseStrategy = Literal["product_map", "wrapping", "both"]
@@ -31,6 +31,9 @@ class ReuseLayer(nn.Module):
     Args:
         layer: The trained layer; its tensors are taken, not copied.
         strategy: `product_map`: O filters, then `A_out`. `wrapping`: `A_in^T`, then I channels. `both`.
+
+    Raises:
+        StartsError: If a start is not finite.
     """
 
     epitome: nn.Parameter
@@ -47,6 +50,7 @@ class ReuseLayer(nn.Module):
         self.register_parameter("epitome", layer.epitome)
         self.register_parameter("bias", layer.bias)
         self._starts = {axis: value.detach().cpu().clone() for axis, value in layer.starts().items()}
+        check_finite(self._starts, layer.qualified_name or type(layer).__name__)
         self.register_buffer("kernel", None, persistent=False)
         self._expand: Runs = ()
         self._wrap: Runs = ()
@@ -165,17 +169,17 @@ class ReuseLayer(nn.Module):
         super()._load_from_state_dict(rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         missing_keys += [prefix + name for name, value in own.items() if strict and value is None]
         for axis, old in self._starts.items():
-            new = own[f"routing_map.{axis}"]
+            new = own[f"routing_map.{axis}_starts"]
             if new is None:
                 continue
             if new.shape != old.shape or not torch.isfinite(new).all():
-                error_msgs.append(f"{prefix}routing_map.{axis}: expected {tuple(old.shape)} finite starts, got {new}")
+                error_msgs.append(f"{prefix}routing_map.{axis}_starts: expected {tuple(old.shape)} finite starts, got {new}")
                 return
             self._starts[axis] = new.detach().to("cpu", torch.promote_types(new.dtype, torch.float32)).clone()
         self.refresh()
 
     def _map_state(self) -> dict[str, Tensor]:
-        state = {f"routing_map.{axis}": value for axis, value in self._starts.items()}
+        state = {f"routing_map.{axis}_starts": value for axis, value in self._starts.items()}
         return state | {"routing_map.frozen": torch.tensor(True)}
 
     def extra_repr(self) -> str:

@@ -64,9 +64,9 @@ class RoutingMap(_KeepsPrecision):
         for axis, value in starts.items():
             value = value.to(dtype).clone()
             if learned:
-                self.register_parameter(axis, nn.Parameter(value))
+                self.register_parameter(_attribute(axis), nn.Parameter(value))
             else:
-                self.register_buffer(axis, value)
+                self.register_buffer(_attribute(axis), value)
         device = next((t.device for t in starts.values()), None)
         self.register_buffer("frozen", torch.tensor(False, device=device))
         self._is_frozen = False  # the flag again, outside the graph: no synchronisation, no data-dependent branch
@@ -82,7 +82,7 @@ class RoutingMap(_KeepsPrecision):
     def __getitem__(self, axis: Axis) -> Tensor:
         if axis not in self.spec.start_shapes:
             raise KeyError(axis)
-        return getattr(self, axis)
+        return getattr(self, _attribute(axis))
 
     def __iter__(self) -> Iterator[Axis]:
         return iter(self.spec.start_shapes)
@@ -167,7 +167,7 @@ class RoutingMap(_KeepsPrecision):
         error_msgs: list[str],
     ) -> None:
         for axis in self:
-            value = state_dict.get(prefix + axis)
+            value = state_dict.get(prefix + _attribute(axis))
             if value is not None and not torch.isfinite(value).all():
                 error_msgs.append(_not_finite(prefix.rstrip("."), axis, value))
                 return
@@ -284,6 +284,11 @@ def _mean_over_ranks(hidden: Tensor) -> Tensor:
     count = hidden.new_full((1,), hidden.shape[0])
     total = all_reduce(torch.cat([hidden.sum(0), count]))
     return total[:-1] / total[-1].detach()
+
+
+def _attribute(axis: Axis) -> str:
+    """`in` alone is a keyword, and generated code (`torch.export`) writes attributes out."""
+    return f"{axis}_starts"
 
 
 def check_finite(starts: Mapping[Axis, Tensor], where: str) -> None:

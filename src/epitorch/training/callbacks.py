@@ -145,10 +145,12 @@ def write(trainer: pl.Trainer, numbers: dict[str, float], step: int) -> None:
 
 
 def latest(module: pl.LightningModule) -> dict[str, float]:
-    """Return the last number of every quantity in the module's history."""
+    """Return the numbers of the last epoch in the module's history; a frozen map ends those with the learner."""
     if not isinstance(module, EpitomeModule):
         return {}
-    return {name: values[-1] for name, values in vars(module.history).items() if values}
+    lists: dict[str, list[float]] = vars(module.history)
+    epochs = max(map(len, lists.values()))
+    return {name: values[-1] for name, values in lists.items() if values and len(values) == epochs}
 
 
 class EachEpoch(pl.Callback):

@@ -284,5 +284,8 @@ class EpitomeModule(pl.LightningModule):
 
 
 def rising_part(warmup: float, steps: int) -> float:
-    """Return the part of the schedule that rises. OneCycleLR divides by zero where it is exactly one step long."""
-    return warmup * 0.999 if abs(warmup * steps - 1) < 1e-6 else warmup
+    """Return the part of the schedule that rises: `warmup`, or a little less where OneCycleLR would divide by zero.
+
+    It does where the rise is exactly one step long, and, after the last step, where it takes up all steps.
+    """
+    return warmup * 0.999 if warmup == 1 or abs(warmup * steps - 1) < 1e-6 else warmup

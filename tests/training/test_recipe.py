@@ -1,0 +1,230 @@
+"""Recipes: what is read, and what is refused with which words."""
+
+from __future__ import annotations
+
+import dataclasses
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epitorch.errors import RecipeError
+from epitorch.models.mobilenetv2 import mobilenetv2
+from epitorch.models.resolve import build_model
+from epitorch.plan import planned_params
+from epitorch.training.plans import recipe_plan
+from epitorch.training.recipe import (
+    DataSection,
+    EpitomeSection,
+    Recipe,
+    TrainingSection,
+    load_recipe,
+    parse_recipe,
+    recipe_names,
+)
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+FILES = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*.yaml"))
+SHORT = [name for name in FILES if name.startswith("cifar10-short/")]
+
+
+def minimal(**sections: Any) -> dict[str, Any]:
+    data = {"model": {"name": "epitorch:digits_cnn"}, "training": {"epochs": 2, "peak_lr": 0.1}}
+    return {**data, **sections}
+
+
+def read(text: str, tmp_path: Path) -> Recipe:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_recipe(path)
+
+
+def refusal(text: str, tmp_path: Path) -> str:
+    with pytest.raises(RecipeError) as caught:
+        read(text, tmp_path)
+    return str(caught.value)
+
+
+GOOD = """\
+model:
+  name: epitorch:digits_cnn
+training:
+  epochs: 2
+  peak_lr: 0.1
+"""
+
+
+def test_defaults_are_filled_in() -> None:
+    recipe = parse_recipe(minimal(), source="here", name="small")
+    assert recipe.epitome is None
+    assert recipe.data == DataSection(holdout=5000, crop_padding=4, flip=True)
+    assert recipe.training == TrainingSection(epochs=2, peak_lr=0.1)
+    assert recipe.content()["training"]["momentum"] == 0.9
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recipe.training.epochs = 3  # type: ignore[misc]
+
+
+def test_sha256_is_that_of_the_file(tmp_path: Path) -> None:
+    recipe = read(GOOD, tmp_path)
+    assert recipe.sha256 == sha256((tmp_path / "recipe.yaml").read_bytes()).hexdigest()
+    assert read(GOOD + "# a comment\n", tmp_path).sha256 != recipe.sha256
+
+
+@pytest.mark.parametrize("text", ["5e-4", "5.0e-4", "0.0005", "5E-4"])
+def test_numbers_with_an_exponent_are_numbers(text: str, tmp_path: Path) -> None:
+    recipe = read(GOOD + f"  weight_decay: {text}\n", tmp_path)
+    assert recipe.training.weight_decay == 5e-4
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("  epoch: 3", ["unknown key 'training.epoch'; did you mean 'epochs'?", "line 6"]),
+        ("  peak_LR: 3", ["unknown key 'training.peak_LR'; did you mean 'peak_lr'?", "line 6"]),
+        ("epitomes: {c: 0.2}", ["unknown key 'epitomes'; did you mean 'epitome'?", "line 6"]),
+        ("epitome: {c: 0.2, lastconv: true}", ["unknown key 'epitome.lastconv'; did you mean 'last_conv'?"]),
+        ("  seed: -1", ["'training.seed'", "a whole number of at least 0", "-1", "line 6"]),
+        ("  seed: 1.0", ["'training.seed'", "1.0"]),
+        ("  seed: true", ["'training.seed'", "True"]),
+        ("  momentum: 1.5", ["'training.momentum'", "at most 1", "1.5"]),
+        ("  weight_decay: .nan", ["'training.weight_decay'", "nan"]),
+        ("  weight_decay: many", ["'training.weight_decay'", "'many'"]),
+        ("  nesterov: 1", ["'training.nesterov'", "true | false"]),
+        ("  precision: fp8", ["'training.precision'", "fp32 | bf16 | fp16", "'fp8'"]),
+        ("  optimizer: [sgd]", ["'training.optimizer'", "sgd"]),
+        ("data: 5000", ["'data' is not a mapping", "holdout", "line 6"]),
+        ("data: {holdout: 0}", ["'data.holdout'", "at least 1"]),
+        ("epitome: {c: 0}", ["'epitome.c'", "above 0 and at most 1"]),
+        ("epitome: {c: 0.2, match_params: 9}", ["exactly one of", "c and match_params"]),
+        ("epitome: {index: fixed}", ["exactly one of", "none of them"]),
+        ("epitome: {c: 0.2, freeze_last_epochs: 3}", ["'epitome.freeze_last_epochs' is longer", "training.epochs = 2"]),
+        ("epitome: {c: 0.2, snap: true}", ["'epitome.snap'", "freeze_last_epochs"]),
+        ("name: ../../etc", ["'name'", "'../../etc'"]),
+        ("  epochs: 4", ["'training.epochs' is given twice", "line 4 already", "line 6"]),
+        ("data: &a {holdout: *a}", ["alias"]),
+        ("1: 2", ["a key is not text"]),
+        ("data: {holdout: 5", ["not valid YAML"]),
+    ],
+)
+def test_refusals_say_what_where_and_what_instead(line: str, words: list[str], tmp_path: Path) -> None:
+    message = refusal(GOOD + line + "\n", tmp_path)
+    assert str(tmp_path / "recipe.yaml") in message.splitlines()[0]
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["is not a mapping", "model"]),
+        ("[1, 2]", ["is not a mapping"]),
+        ("model: {name: x:y}", ["'training.epochs' is missing"]),
+        ("training: {epochs: 1, peak_lr: 1}", ["'model.name' is missing"]),
+        ("model:\n", ["'model' is not a mapping"]),
+    ],
+)
+def test_missing_parts_are_named(text: str, words: list[str], tmp_path: Path) -> None:
+    message = refusal(text, tmp_path)
+    assert all(word in message for word in words)
+
+
+@given(st.sampled_from([f.name for f in dataclasses.fields(TrainingSection)]), st.data())
+def test_a_key_short_of_one_letter_is_recognised(key: str, data: st.DataObject) -> None:
+    gone = data.draw(st.integers(0, len(key) - 1))
+    typo = key[:gone] + key[gone + 1 :]
+    training = {"epochs": 1, "peak_lr": 0.1, typo: 1}
+    with pytest.raises(RecipeError, match="unknown key") as caught:
+        parse_recipe(minimal(training=training), source="here")
+    assert f"did you mean '{key}'" in str(caught.value)
+
+
+def test_binary_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        load_recipe(path)
+
+
+def test_names_are_looked_up_in_the_working_directory_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("digits/dense").model.arguments == {"widths": [16, 32, 48, 64]}
+    mine = tmp_path / "recipes" / "digits" / "dense.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text(GOOD, encoding="utf-8")
+    assert load_recipe("digits/dense").model.arguments == {}
+    assert "digits/dense" in recipe_names()
+
+
+def test_unknown_name_suggests_a_near_one() -> None:
+    with pytest.raises(RecipeError, match="did you mean 'cifar10-short/dense'"):
+        load_recipe("cifar10-short/dens")
+
+
+# ---- the recipes that come with the project ----
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_project_recipes_load(name: str) -> None:
+    recipe = load_recipe(RECIPES / name)
+    assert recipe.name == name.removesuffix(".yaml")
+    assert recipe.content()["model"] == yaml.safe_load(recipe.text)["model"]
+
+
+def test_short_recipes_differ_in_the_model_only() -> None:
+    recipes = [load_recipe(RECIPES / name) for name in SHORT]
+    assert len(recipes) == 8
+    assert {recipe.training for recipe in recipes} == {
+        TrainingSection(epochs=8, peak_lr=0.15, batch_size=128, weight_decay=5e-4)
+    }
+    assert {recipe.data for recipe in recipes} == {DataSection()}
+    shared = {"num_classes": 10, "cifar": True, "stem_stride": 2}
+    for recipe in recipes:
+        assert shared.items() <= recipe.model.arguments.items()
+        assert recipe.epitome is None or recipe.epitome.last_conv
+
+
+def test_matched_recipes_are_as_large_as_the_narrow_network() -> None:
+    narrow = load_recipe(RECIPES / "cifar10-short/narrow-0.18.yaml")
+    total = sum(p.numel() for p in build_model(narrow.model.name, narrow.model.arguments).parameters())
+    dense = mobilenetv2(10, cifar=True, stem_stride=2)
+    for index in ("learner", "direct", "fixed"):
+        section = load_recipe(RECIPES / f"cifar10-short/epitome-matched-{index}.yaml").epitome
+        assert section is not None
+        assert section.match_params == total
+        matched = planned_params(dense, recipe_plan(dense, section))
+        assert 0 <= total - matched < 0.001 * total
+
+
+# ---- plans ----
+
+
+def test_layers_become_a_plan() -> None:
+    layers = {"conv2": {"epitome_shape": [16, 8, 3, 3], "channel_starts": "grid"}}
+    recipe = parse_recipe(minimal(epitome={"layers": layers, "index": "fixed", "momentum": 0.5}), source="here")
+    assert recipe.epitome is not None
+    plan = recipe_plan(build_model("epitorch:digits_cnn"), recipe.epitome)
+    assert list(plan.layers) == ["conv2"]
+    layer = plan.layers["conv2"]
+    assert (layer.epitome_shape, layer.channel_starts, layer.index, layer.momentum) == ((16, 8, 3, 3), "grid", "fixed", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epitome_shap": [1, 2]}, "did you mean 'epitome_shape'"),
+        ({}, "no usable epitome_shape"),
+        ({"epitome_shape": ["a"]}, "no usable epitome_shape"),
+        ([8, 8], "is not a mapping"),
+    ],
+)
+def test_layer_options_are_checked(options: Any, words: str) -> None:
+    section = EpitomeSection(layers={"conv2": options})
+    with pytest.raises(RecipeError, match=words) as caught:
+        recipe_plan(build_model("epitorch:digits_cnn"), section)
+    assert "epitome.layers.conv2" in str(caught.value)
