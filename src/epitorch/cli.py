@@ -16,9 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from epitorch import __version__
-from epitorch.errors import InputError, MissingExtraError
+from epitorch.errors import InputError, MissingExtraError, explain
 
 DEBUG = "EPITORCH_DEBUG"
+_EXTRAS = {
+    "models": ("torchvision", "timm"),
+    "train": ("pytorch_lightning", "tensorboard", "rich", "yaml", "pyarrow", "PIL", "safetensors", "psutil", "numpy"),
+    "demo": ("sklearn",),
+}
 
 _MAIN = """
     Compress convolutional networks by generating their weights from small learned epitomes.
@@ -104,8 +109,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except (InputError, MissingExtraError) as error:
         return _failed(str(error), 2)
+    except ModuleNotFoundError as error:
+        return _failed(*_missing(error))
     except Exception as error:
         return _failed(str(error) or type(error).__name__, 1)
+
+
+def _missing(error: ModuleNotFoundError) -> tuple[str, int]:
+    """Message and exit code where a package is not installed: wrong input if it belongs to an extra."""
+    package = (error.name or "").split(".")[0]
+    extra = next((name for name, packages in _EXTRAS.items() if package in packages), None)
+    if extra is None:
+        return str(error), 1
+    message = explain(
+        f"'{package}' is needed here",
+        expected=f"the optional dependencies '{extra}'",
+        got="it is not installed",
+        fix=f"pip install 'epitorch[{extra}]'",
+    )
+    return message, 2
 
 
 def _failed(message: str, code: int) -> int:

@@ -27,7 +27,8 @@ def count_named(name: str, input_shape: tuple[int, ...] | None = None, *, allow_
         checkpoint = load_checkpoint(name, allow_factory=allow_factory)
         model, usual = checkpoint.model, (1, *checkpoint.config.input.shape)
     else:
-        model, usual = build_model(name), (1, 3, 224, 224)
+        with torch.random.fork_rng(devices=[]):
+            model, usual = build_model(name), (1, 3, 224, 224)
     shape = input_shape or usual
     try:
         return count(model, torch.zeros(shape))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -120,9 +120,10 @@ def convert_(model: nn.Module, plan: Plan) -> ConversionReport:
         ConversionError: If a planned layer does not exist, cannot be converted, or its plan does not fit.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
+    layers = dict(weight_layers(model))
     replacements: dict[int, tuple[str, nn.Module, EpitomeLayer]] = {}
     for name, layer_plan in plan.layers.items():
-        dense = _planned_layer(modules, name)
+        dense = _planned_layer(modules, name, layers.values())
         if id(dense) in replacements:
             raise ConversionError(
                 explain(
@@ -132,8 +133,9 @@ def convert_(model: nn.Module, plan: Plan) -> ConversionReport:
                 )
             )
         replacements[id(dense)] = (name, dense, _epitome_layer(dense, layer_plan, name))
-    replace_modules(model, {key: new for key, (_, _, new) in replacements.items()})
-    return _report(plan, modules, {key: new for key, (_, _, new) in replacements.items()})
+    new = {key: layer for key, (_, _, layer) in replacements.items()}
+    replace_modules(model, new)
+    return _report(plan, layers, new)
 
 
 def to_dense_(model: nn.Module) -> nn.Module:
@@ -150,13 +152,22 @@ def to_dense_(model: nn.Module) -> nn.Module:
 
 
 def weight_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield name and module of every convolution and linear layer, dense or epitome, each module once."""
+    """Yield name and module of every convolution and linear layer, dense or epitome, each module once.
+
+    The linear layers of index learners are no layers of the model and are left out.
+    """
+    inside = _learner_modules(model)
     for name, module in model.named_modules():
-        if isinstance(module, _WITH_WEIGHT):
+        if isinstance(module, _WITH_WEIGHT) and id(module) not in inside:
             yield name, module
 
 
-def _planned_layer(modules: dict[str, nn.Module], name: str) -> nn.Module:
+def _learner_modules(model: nn.Module) -> set[int]:
+    learners = [layer.learner for layer in model.modules() if isinstance(layer, EpitomeLayer)]
+    return {id(module) for learner in learners if learner is not None for module in learner.modules()}
+
+
+def _planned_layer(modules: dict[str, nn.Module], name: str, layers: Iterable[nn.Module]) -> nn.Module:
     if name not in modules:
         raise ConversionError(
             explain(
@@ -166,7 +177,7 @@ def _planned_layer(modules: dict[str, nn.Module], name: str) -> nn.Module:
             )
         )
     module = modules[name]
-    if not name or type(module) not in EPITOME_CLASSES:
+    if not name or type(module) not in EPITOME_CLASSES or not any(module is layer for layer in layers):
         kinds = ", ".join(kind.__name__ for kind in EPITOME_CLASSES)
         raise ConversionError(
             explain(
@@ -234,21 +245,24 @@ def replace_modules(model: nn.Module, new: dict[int, Any]) -> None:
                 setattr(parent, name, new[id(child)])
 
 
-def _report(plan: Plan, modules: dict[str, nn.Module], new: dict[int, EpitomeLayer]) -> ConversionReport:
-    rows: dict[int, LayerReport] = {}
-    for name, module in modules.items():
-        if not isinstance(module, tuple(EPITOME_CLASSES)) or id(module) in rows:
-            continue
-        weight: torch.Tensor = module.weight  # type: ignore[assignment]
-        layer = new.get(id(module))
-        exact = type(module) in EPITOME_CLASSES
-        rows[id(module)] = LayerReport(
-            name,
-            type(module).__name__,
-            tuple(weight.shape),
-            None if layer is None else tuple(layer.epitome.shape),
-            weight.numel(),
-            weight.numel() if layer is None else layer.spec.num_epitome + layer.spec.num_starts,
-            None if layer is not None else plan.left.get(name, "not_in_plan" if exact else "subclass"),
-        )
-    return ConversionReport(tuple(rows.values()))
+def _report(plan: Plan, dense: dict[str, nn.Module], new: dict[int, EpitomeLayer]) -> ConversionReport:
+    return ConversionReport(tuple(_layer_report(plan, name, old, new.get(id(old))) for name, old in dense.items()))
+
+
+def _layer_report(plan: Plan, name: str, old: Any, new: EpitomeLayer | None) -> LayerReport:
+    layer = old if isinstance(old, EpitomeLayer) else new
+    before = old.spec.num_epitome + old.spec.num_starts if isinstance(old, EpitomeLayer) else old.weight.numel()
+    left: Reason | None = None
+    if isinstance(old, EpitomeLayer):
+        left = "already_epitome"
+    elif new is None:
+        left = plan.left.get(name, "not_in_plan" if type(old) in EPITOME_CLASSES else "subclass")
+    return LayerReport(
+        name,
+        type(old).__name__,
+        tuple(old.weight_shape if isinstance(old, EpitomeLayer) else old.weight.shape),
+        None if layer is None else tuple(layer.epitome.shape),
+        before,
+        before if new is None else new.spec.num_epitome + new.spec.num_starts,
+        left,
+    )

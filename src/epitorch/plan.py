@@ -10,7 +10,17 @@ from torch import nn
 
 from epitorch.spec import ChannelStarts, EpitomeSpec, SpatialStarts
 
-Reason = Literal["not_in_plan", "stem", "depthwise", "no_expansion", "middle", "last_conv", "classifier", "subclass"]
+Reason = Literal[
+    "not_in_plan",
+    "stem",
+    "depthwise",
+    "no_expansion",
+    "middle",
+    "last_conv",
+    "classifier",
+    "subclass",
+    "already_epitome",
+]
 """Why a layer that has a weight was left dense. A closed list."""
 
 

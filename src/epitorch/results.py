@@ -139,10 +139,12 @@ def _record(cls: type[Record], data: Any, where: str) -> Record:
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     needed = {n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING}
     if not isinstance(data, dict) or not needed <= set(data) <= set(known):
-        raise InputError(
-            explain("keys are missing or unknown", expected=sorted(known), got=sorted(data or ()), where=where)
-        )
+        raise InputError(explain("keys are missing or unknown", expected=sorted(known), got=_keys(data), where=where))
     return cls(**data)
+
+
+def _keys(data: Any) -> Any:
+    return sorted(data) if isinstance(data, dict) else repr(data)
 
 
 def results_to_json(results: RunResult | Sequence[RunResult]) -> dict[str, Any]:

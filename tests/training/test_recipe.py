@@ -149,9 +149,7 @@ def test_binary_file_is_refused(tmp_path: Path) -> None:
         load_recipe(path)
 
 
-def test_names_are_looked_up_in_the_working_directory_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_are_looked_up_in_the_working_directory_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load_recipe("digits/dense").model.arguments == {"widths": [16, 32, 48, 64]}
     mine = tmp_path / "recipes" / "digits" / "dense.yaml"
@@ -211,7 +209,12 @@ def test_layers_become_a_plan() -> None:
     plan = recipe_plan(build_model("epitorch:digits_cnn"), recipe.epitome)
     assert list(plan.layers) == ["conv2"]
     layer = plan.layers["conv2"]
-    assert (layer.epitome_shape, layer.channel_starts, layer.index, layer.momentum) == ((16, 8, 3, 3), "grid", "fixed", 0.5)
+    assert (layer.epitome_shape, layer.channel_starts, layer.index, layer.momentum) == (
+        (16, 8, 3, 3),
+        "grid",
+        "fixed",
+        0.5,
+    )
 
 
 @pytest.mark.parametrize(

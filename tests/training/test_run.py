@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from rich.console import Console
 from run_helpers import quiet, tiny_recipe
 
 from epitorch.checkpoint import load_checkpoint
@@ -129,6 +131,21 @@ def test_other_arithmetic_runs(options: dict[str, Any], tmp_path: Path) -> None:
 def test_max_steps_bounds_the_steps(tmp_path: Path) -> None:
     result = short(tiny_recipe(epochs=3), tmp_path, max_steps=45)
     assert (result.data["epochs_run"], result.data["steps_run"]) == (2, 40)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_bar_on_a_terminal_only(terminal: bool, tmp_path: Path) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=terminal, width=120)
+    result = train(tiny_recipe(), "digits", tmp_path, console=console)
+    if not terminal:
+        assert shown.getvalue() == ""
+        return
+    last = shown.getvalue().splitlines()[-1]
+    assert "tiny/dense" in last
+    assert "20/20" in last
+    assert f"epoch 1/1  loss {result.loss['train'][0]:.3f}" in last
+    assert f"held-out {100 * result.accuracy.heldout[0]:.1f}%" in last
 
 
 # ---- stopped ----

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from epitorch.errors import InputError, explain, require, suggest
+from epitorch.errors import EpitorchError, InputError, explain, require, suggest
 
 OWN_MODELS = {
     "mobilenetv2": "epitorch.models.mobilenetv2:mobilenetv2",
@@ -42,7 +42,9 @@ def build_model(name: str, arguments: Mapping[str, Any] | None = None) -> nn.Mod
     _check_arguments(name, factory, given)
     try:
         model = factory(**given)
-    except TypeError as error:  # a factory that takes any keyword finds out later
+    except EpitorchError:
+        raise
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError) as error:
         raise _wrong_arguments(name, given, error) from error
     if not isinstance(model, nn.Module):
         raise InputError(
@@ -96,7 +98,7 @@ def _timm_factory(name: str) -> Factory:
 
 
 def _torchvision_factory(name: str) -> Factory:
-    models = require("torchvision.models", "models")
+    models = require("torchvision", "models").models
     known = models.list_models()
     if name not in known:
         raise _unknown("torchvision", name, known)
@@ -150,11 +152,11 @@ def _check_arguments(name: str, factory: Factory, given: dict[str, Any]) -> None
         return
 
 
-def _wrong_arguments(name: str, given: dict[str, Any], error: TypeError) -> InputError:
+def _wrong_arguments(name: str, given: dict[str, Any], error: Exception) -> InputError:
     return InputError(
         explain(
-            f"the model does not take these arguments ({error})",
-            expected="keyword arguments of its factory",
+            f"the model cannot be built with these arguments ({error})",
+            expected="arguments that its factory takes",
             got=repr(given),
             where=name,
         )

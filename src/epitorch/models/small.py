@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from epitorch.errors import InputError, explain
 
-def digits_cnn(num_classes: int = 10, *, channels: int = 1, widths: Sequence[int] = (32, 64, 96, 128)) -> nn.Sequential:
+
+def digits_cnn(num_classes: int = 10, *, channels: int = 1, widths: Sequence[int] = (16, 32, 48, 64)) -> nn.Sequential:
     """Return a plain network of 3x3 convolutions (with batch norm and ReLU), mean pooling and a classifier.
 
     Args:
@@ -17,7 +19,20 @@ def digits_cnn(num_classes: int = 10, *, channels: int = 1, widths: Sequence[int
 
     Returns:
         The network; its convolutions are the modules `conv1`, `conv2`, ...
+
+    Raises:
+        InputError: If a size is not a whole number above 0, or there are no widths.
     """
+    sizes = (num_classes, channels, *widths)
+    if not widths or not all(type(size) is int and size > 0 for size in sizes):
+        raise InputError(
+            explain(
+                "this network cannot be built",
+                expected="num_classes, channels and at least one width, whole numbers above 0",
+                got=f"num_classes={num_classes!r}, channels={channels!r}, widths={list(widths)!r}",
+                where="digits_cnn",
+            )
+        )
     net = nn.Sequential()
     for i, (before, after) in enumerate(zip((channels, *widths), widths, strict=False), start=1):
         stride = 2 if i % 2 == 0 else 1

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import epitorch
+from epitorch.conversion import EPITOME_CLASSES, weight_layers
+from epitorch.errors import ConversionError
+from epitorch.nn import EpitomeConv2d, EpitomeLayer, EpitomeLinear
+from epitorch.plan import LayerPlan, Plan, planned_params
+
+
+class Network(nn.Module):
+    """Two names for one convolution, a list, a subclass, a grouped and a transposed convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular")
+        self.blocks = nn.ModuleList([nn.Conv2d(8, 8, 3, padding=1, groups=2, bias=False) for _ in range(2)])
+        self.again = self.blocks[0]
+        self.odd = OddConv(8, 8, 1)
+        self.up = nn.ConvTranspose2d(8, 6, 3, stride=2, padding=1, output_padding=1)
+        self.head = nn.Linear(6, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x).relu()
+        x = self.up(self.odd(self.again(x)))
+        return self.head(x.mean((2, 3)))
+
+
+class OddConv(nn.Conv2d):
+    """A convolution with a behaviour of its own."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * 2
+
+
+PLAN = Plan(
+    {
+        "stem": LayerPlan((4, 3, 3, 3)),
+        "blocks.0": LayerPlan((8, 2, 3, 3), index="direct"),
+        "up": LayerPlan((4, 6, 3, 3), index="fixed"),
+        "head": LayerPlan((6, 6)),
+    },
+    {"blocks.1": "middle"},
+)
+
+
+def test_planned_layers_become_epitome_layers_and_keep_their_arguments() -> None:
+    model = Network()
+    report = epitorch.convert_(model, PLAN)
+    assert isinstance(model.stem, EpitomeConv2d)
+    assert isinstance(model.head, EpitomeLinear)
+    assert model.again is model.blocks[0]
+    assert isinstance(model.again, EpitomeConv2d)
+    assert (model.stem.padding_mode, model.up.output_padding, model.blocks[0].groups) == ("circular", (1, 1), 2)
+    assert model.blocks[0].bias is None
+    assert {layer.name for layer in report.converted} == set(PLAN.layers)
+    assert {layer.name: layer.left for layer in report.left} == {"blocks.1": "middle", "odd": "subclass"}
+    assert model(torch.randn(2, 3, 8, 8)).shape == (2, 12)
+
+
+def test_report_shows_every_layer_once_with_its_parameters() -> None:
+    model = Network()
+    weights = {name: layer.weight.numel() for name, layer in model.named_modules() if hasattr(layer, "weight")}
+    report = epitorch.convert_(model, PLAN)
+    assert {layer.name: layer.params_before for layer in report.layers} == weights
+    assert {layer.name for layer in report.layers} == {name for name, _ in weight_layers(model)}
+    stem = report.layers[0]
+    assert (stem.params_after, stem.note) == (4 * 3 * 9 + 2, "converted")
+    table = str(report)
+    assert all(name in table for name in weights)
+    assert "left: subclass" in table
+
+
+def test_an_expansion_is_called_one() -> None:
+    report = epitorch.convert_(Network(), Plan({"head": LayerPlan((12, 6)), "stem": LayerPlan((8, 3, 7, 7))}))
+    notes = {layer.name: layer.note for layer in report.converted}
+    assert notes == {"stem": "converted, an expansion", "head": "converted"}
+
+
+def test_planned_params_is_what_the_converted_model_has() -> None:
+    model = Network()
+    expected = planned_params(model, PLAN)
+    epitorch.convert_(model, PLAN)
+    assert epitorch.count(model, torch.zeros(1, 3, 8, 8)).params == expected
+    assert expected < sum(p.numel() for p in Network().parameters())
+
+
+def test_to_dense_goes_back_with_the_generated_weights() -> None:
+    model, x = Network().eval(), torch.randn(2, 3, 8, 8)
+    before = [type(module) for module in model.modules()]
+    epitorch.convert_(model, PLAN)
+    wanted = model(x)
+    assert epitorch.to_dense_(model) is model
+    assert [type(module) for module in model.modules()] == before
+    torch.testing.assert_close(model(x), wanted)
+    with torch.no_grad():
+        model.stem.weight.mul_(1.1)
+    assert not torch.allclose(model(x), wanted)
+
+
+def test_to_dense_of_a_bare_layer_returns_it() -> None:
+    layer = EpitomeLinear(8, 8, epitome_shape=(4, 8))
+    dense = epitorch.to_dense_(layer)
+    assert type(dense) is nn.Linear
+    torch.testing.assert_close(dense.weight, layer.weight)
+
+
+def test_mode_dtype_gradient_flags_and_hooks_survive() -> None:
+    model = Network().double()
+    model.stem.eval()
+    model.stem.weight.requires_grad_(False)
+    model.head.bias.requires_grad_(False)
+    calls: list[str] = []
+    handle = model.head.register_forward_hook(lambda *_: calls.append("head"))
+    bias = model.stem.bias.detach().clone()
+    epitorch.convert_(model, PLAN)
+    assert (model.stem.training, model.head.training) == (False, True)
+    assert model.stem.epitome.dtype is torch.float64
+    assert (model.stem.epitome.requires_grad, model.head.epitome.requires_grad) == (False, True)
+    assert (model.stem.bias.requires_grad, model.head.bias.requires_grad) == (True, False)
+    torch.testing.assert_close(model.stem.bias.detach(), bias)
+    model(torch.randn(2, 3, 8, 8, dtype=torch.float64))
+    assert calls == ["head"]
+    handle.remove()
+    epitorch.to_dense_(model)
+    model(torch.randn(2, 3, 8, 8, dtype=torch.float64))
+    assert calls == ["head"]
+
+
+def test_the_generated_weight_has_the_scale_of_the_dense_one() -> None:
+    conv = nn.Conv2d(64, 256, 1)
+    with torch.no_grad():
+        conv.weight.mul_(3.0)
+    model = nn.Sequential(conv)
+    std = float(conv.weight.detach().std())
+    epitorch.convert_(model, Plan({"0": LayerPlan((50, 64, 1, 1))}))
+    assert float(model[0].weight.detach().std()) == pytest.approx(std, rel=0.05)
+
+
+def test_every_supported_class_has_an_epitome_class() -> None:
+    for dense, epitome in EPITOME_CLASSES.items():
+        assert epitome.__name__ == f"Epitome{dense.__name__}"
+        assert issubclass(epitome, EpitomeLayer)
+
+
+@pytest.mark.parametrize(
+    "plan, words",
+    [
+        (Plan({"stam": LayerPlan((4, 3, 3, 3))}), ["'stam'", "did you mean 'stem'"]),
+        (Plan({"odd": LayerPlan((4, 8, 1, 1))}), ["odd", "OddConv", "leave it out"]),
+        (Plan({"blocks": LayerPlan((4, 8, 1, 1))}), ["blocks", "ModuleList"]),
+        (Plan({"": LayerPlan((4, 8, 1, 1))}), ["the model itself"]),
+        (Plan({"stem": LayerPlan((4, 3, 3))}), ["stem", "4 sizes"]),
+        (Plan({"stem": LayerPlan((0, 3, 3, 3))}), ["stem", "above 0"]),
+        (Plan({"stem": LayerPlan((4, 3, 3, 3), block_out=5)}), ["stem", "block_out", "from 1 to 4"]),
+        (Plan({"stem": LayerPlan((6, 3, 3, 3), group_length=4)}), ["stem", "group_length", "divisor of 6"]),
+        (Plan({"again": LayerPlan((4, 4, 3, 3)), "blocks.0": LayerPlan((4, 4, 3, 3))}), ["planned twice"]),
+    ],
+)
+def test_a_wrong_plan_is_refused_by_name_and_changes_nothing(plan: Plan, words: list[str]) -> None:
+    model = Network()
+    reference = copy.deepcopy(model)
+    good_first = Plan({"head": LayerPlan((6, 6)), **plan.layers})
+    with pytest.raises(ConversionError) as error:
+        epitorch.convert_(model, good_first)
+    assert all(word in str(error.value) for word in words), str(error.value)
+    assert [type(m) for m in model.modules()] == [type(m) for m in reference.modules()]
+    torch.testing.assert_close(model.state_dict(), reference.state_dict())
+
+
+def test_lazy_and_already_converted_layers_are_refused() -> None:
+    with pytest.raises(ConversionError, match=r"run the model once first|cannot be converted"):
+        epitorch.convert_(nn.Sequential(nn.LazyConv2d(4, 3)), Plan({"0": LayerPlan((2, 3, 3, 3))}))
+    model: Any = nn.Sequential(nn.Linear(8, 8))
+    plan = Plan({"0": LayerPlan((4, 8))})
+    epitorch.convert_(model, plan)
+    with pytest.raises(ConversionError, match="EpitomeLinear"):
+        epitorch.convert_(model, plan)
+    with pytest.raises(ConversionError, match="cannot be converted"):  # a learner is no part of the network
+        epitorch.convert_(model, Plan({"0.learner.squeeze": LayerPlan((4, 8))}))
+    (layer,) = epitorch.convert_(model, Plan({})).layers
+    assert (layer.left, layer.epitome_shape, layer.params_after) == ("already_epitome", (4, 8), 34)
