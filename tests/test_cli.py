@@ -137,14 +137,18 @@ def test_failures_have_their_own_code(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(("package", "extra"), [("pytorch_lightning", "train"), ("yaml", "train"), ("rich", "train")])
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("pytorch_lightning", "train"), ("yaml.nodes", "train"), ("sklearn", "demo"), ("timm", "models")],
+)
 def test_a_missing_package_says_which_extra(
-    package: str, extra: str, recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    module: str, extra: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [n for n in sys.modules if n.startswith(("epitorch.training", f"{package}."))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]
-    code, err = failing(capsys, "train", recipe, "--data", "digits")
+    def fails(_: Any) -> None:
+        raise ModuleNotFoundError(f"No module named '{module}'", name=module)
+
+    monkeypatch.setattr(cli, "_train", fails)
+    code, err = failing(capsys, "train", "x", "--data", "digits")
     assert code == 2
     assert f"pip install 'epitorch[{extra}]'" in err
 

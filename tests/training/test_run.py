@@ -136,13 +136,12 @@ def test_max_steps_bounds_the_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_progress_bar_on_a_terminal_only(terminal: bool, tmp_path: Path) -> None:
     shown = io.StringIO()
-    console = Console(file=shown, force_terminal=terminal, width=120)
+    console = Console(file=shown, force_terminal=terminal, color_system=None, width=120)
     result = train(tiny_recipe(), "digits", tmp_path, console=console)
     if not terminal:
         assert shown.getvalue() == ""
         return
-    last = shown.getvalue().splitlines()[-1]
-    assert "tiny/dense" in last
+    last = [line for line in shown.getvalue().splitlines() if "tiny/dense" in line][-1]
     assert "20/20" in last
     assert f"epoch 1/1  loss {result.loss['train'][0]:.3f}" in last
     assert f"held-out {100 * result.accuracy.heldout[0]:.1f}%" in last
@@ -172,6 +171,26 @@ def test_a_stopped_run_leaves_a_usable_checkpoint(error: BaseException, tmp_path
     assert evaluate_checkpoint(tmp_path, "digits", accelerator="cpu").images == 360
     assert "stopped at step 2" in (tmp_path / "train.log").read_text()
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+class Signals(pl.Callback):
+    """Sends this process a signal when the training has ended, after the last look at signals."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_train_end(self, *_: Any) -> None:
+        os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_after_the_last_step_is_not_lost(number: int, error: type[BaseException], tmp_path: Path) -> None:
+    with pytest.raises(error) as caught:
+        short(tiny_recipe(), tmp_path, callbacks=[Signals(number)])
+    if error is SystemExit:
+        assert caught.value.code == 143  # type: ignore[attr-defined]
+    assert not (tmp_path / "results.json").exists()
+    assert load_checkpoint(tmp_path).config.metrics["stopped_at_step"] == 2
 
 
 SCRIPT = """

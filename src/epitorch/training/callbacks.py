@@ -58,17 +58,18 @@ class StopOnSignal(pl.Callback):
             raise KeyboardInterrupt
         self.received = signum
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise RunStopped if a signal has come."""
         if self.received is not None:
             raise RunStopped(self.received)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Stop here if asked to."""
-        self._check()
+        self.check()
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Stop here if asked to."""
-        self._check()
+        self.check()
 
 
 class Meter(pl.Callback):

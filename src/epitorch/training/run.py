@@ -204,9 +204,10 @@ class _Run:
         try:
             with self.stop.listening(), known_warnings():
                 trainer.fit(self.module, self.train_loader, heldout)
+            self.stop.check()  # a signal after the last step
         except BaseException as error:
             self._save_stopped(error, trainer.global_step)
-            reason = _stop_reason(error, interrupted=trainer.interrupted)
+            reason = _stop_reason(error, self.stop.received, interrupted=trainer.interrupted)
             if reason is error:
                 raise
             raise reason from None
@@ -311,13 +312,12 @@ def _shown(value: float | None) -> str:
     return "not in use" if value is None else f"{value:.4f}"
 
 
-def _stop_reason(error: BaseException, *, interrupted: bool) -> BaseException:
+def _stop_reason(error: BaseException, received: int | None, *, interrupted: bool) -> BaseException:
     """What the caller sees: KeyboardInterrupt after Ctrl-C, exit code 143 after SIGTERM, errors as they are."""
-    if isinstance(error, RunStopped):
-        return KeyboardInterrupt() if error.signum == signal.SIGINT else SystemExit(128 + error.signum)
-    if isinstance(error, SystemExit) and interrupted:  # Lightning's answer to KeyboardInterrupt is exit(1)
-        return KeyboardInterrupt()
-    return error
+    # Lightning answers KeyboardInterrupt by exit(1) and may meet SIGTERM with an exit of its own.
+    if not isinstance(error, RunStopped) and not (isinstance(error, SystemExit) and interrupted):
+        return error
+    return SystemExit(128 + received) if received not in (None, signal.SIGINT) else KeyboardInterrupt()
 
 
 def _device(accelerator: str, recipe: Recipe) -> torch.device:
