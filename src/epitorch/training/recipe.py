@@ -101,7 +101,7 @@ class TrainingSection:
     start_lr: float | None = ruled(optional(number(0, above=True)), None)
     label_smoothing: float = ruled(number(0, 1), 0.0)
     precision: str = ruled(choice("fp32", "bf16", "fp16"), "fp32")
-    channels_last: bool = ruled(flag(), False)
+    channels_last: bool = ruled(flag(), True)
     seed: int = ruled(whole(0), 0)
 
 
