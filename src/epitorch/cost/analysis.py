@@ -135,13 +135,10 @@ def count(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> Cost:
 
     Args:
         model: Any module.
-        example_input: A tensor, or a tuple of the model's arguments; the first axis of the first tensor is
-            the
-            batch.
+        example_input: A tensor, or a tuple of the model's arguments; the first axis of the first tensor is the batch.
 
     Returns:
-        Totals, a row for each convolution, linear and epitome layer, and multiply-adds that none of them
-        owns.
+        Totals, a row for each convolution, linear and epitome layer, and multiply-adds that none of them owns.
 
     Raises:
         InputError: If the example holds no tensor.

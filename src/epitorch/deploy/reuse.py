@@ -173,7 +173,9 @@ class ReuseLayer(nn.Module):
             if new is None:
                 continue
             if new.shape != old.shape or not torch.isfinite(new).all():
-                error_msgs.append(f"{prefix}routing_map.{axis}_starts: expected {tuple(old.shape)} finite starts, got {new}")
+                error_msgs.append(
+                    f"{prefix}routing_map.{axis}_starts: expected {tuple(old.shape)} finite starts, got {new}"
+                )
                 return
             self._starts[axis] = new.detach().to("cpu", torch.promote_types(new.dtype, torch.float32)).clone()
         self.refresh()
