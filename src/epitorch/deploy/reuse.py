@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from epitorch.deploy._mixing import Runs, channel_runs, expand_channels, wrap_channels
 from epitorch.functional import sample_weight
 from epitorch.nn import EpitomeLayer, EpitomeLinear, check_finite
+from epitorch.nn._padding import amounts_before_and_after, output_padding
 from epitorch.spec import Axis, EpitomeSpec
 
 ReuseStrategy = Literal["product_map", "wrapping", "both"]
@@ -228,21 +229,9 @@ class ReuseConv(_ReuseConvNd):
         convolve = _CONV[len(self.kernel_size) - 1]
         padding: tuple[int, ...] | str | int = self.padding
         if self.padding_mode != "zeros":
-            input, padding = F.pad(input, self._pad, mode=self.padding_mode), 0
+            amounts = amounts_before_and_after(self.padding, self.kernel_size, self.dilation)
+            input, padding = F.pad(input, amounts, mode=self.padding_mode), 0
         return convolve(input, self._weight, bias, self.stride, padding, self.dilation, self.groups)
-
-    @property
-    def _pad(self) -> list[int]:
-        """Elements before and after each axis, the last axis first, as `F.pad` wants them."""
-        amounts: list[int] = []
-        for k in reversed(range(len(self.kernel_size))):
-            reach = self.dilation[k] * (self.kernel_size[k] - 1)
-            if isinstance(self.padding, str):
-                before, total = (reach // 2, reach) if self.padding == "same" else (0, 0)
-            else:
-                before, total = self.padding[k], 2 * self.padding[k]
-            amounts += [before, total - before]
-        return amounts
 
 
 class ReuseConvTranspose(_ReuseConvNd):
@@ -252,22 +241,14 @@ class ReuseConvTranspose(_ReuseConvNd):
 
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Apply the layer; `output_size` as in torch."""
-        extra = self.output_padding if output_size is None else self._reach(input, output_size)
+        where = type(self).__name__
+        extra = self.output_padding if output_size is None else output_padding(self, input, output_size, where)
         product_map = self._convolve(self._wrapped(input), self._convolution_bias, extra)
         return self._expanded(product_map)
 
     def _convolve(self, input: Tensor, bias: Tensor | None, extra: Sequence[int] = ()) -> Tensor:
         convolve: Any = _CONV_TRANSPOSE[len(self.kernel_size) - 1]
         return convolve(input, self._weight, bias, self.stride, self.padding, extra or 0, self.groups, self.dilation)
-
-    def _reach(self, input: Tensor, output_size: Sequence[int]) -> list[int]:
-        """Rows to add on one side for the size that was asked for; torch refuses too many."""
-        dims = len(self.kernel_size)
-        extra = []
-        for k, (size, wanted) in enumerate(zip(input.shape[-dims:], tuple(output_size)[-dims:], strict=True)):
-            padding, reach = int(self.padding[k]), self.dilation[k] * (self.kernel_size[k] - 1)
-            extra.append(wanted - ((size - 1) * self.stride[k] - 2 * padding + reach + 1))
-        return extra
 
 
 def reuse_layer(layer: EpitomeLayer, strategy: ReuseStrategy) -> ReuseLayer:

@@ -1,6 +1,6 @@
 """Epitome layers: torch's convolutions and linear layer with a generated weight."""
 
-from epitorch.nn._base import EpitomeLayer, EpitomeOptions, learner_starts
+from epitorch.nn._base import EpitomeLayer, learner_starts
 from epitorch.nn._conv import (
     EpitomeConv1d,
     EpitomeConv2d,
@@ -21,7 +21,6 @@ __all__ = [
     "EpitomeConvTranspose3d",
     "EpitomeLayer",
     "EpitomeLinear",
-    "EpitomeOptions",
     "IndexLearner",
     "RoutingMap",
     "check_finite",

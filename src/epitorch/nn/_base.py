@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod, sqrt
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,20 +20,6 @@ from epitorch.spec import Axis, ChannelStarts, EpitomeSpec, SpatialStarts, seman
 Index = Literal["learner", "direct", "fixed"]
 INDEX_KINDS = ("learner", "direct", "fixed")
 _WATCHED = 16  # epitome elements in the fingerprint of a step
-
-
-class EpitomeOptions(TypedDict, total=False):
-    """The keyword-only arguments that every epitome layer has besides `epitome_shape`."""
-
-    block_out: int | None
-    block_in: int | None
-    spatial_starts: SpatialStarts
-    channel_starts: ChannelStarts
-    index: Index
-    group_length: int | None
-    flatten_kernel: bool
-    momentum: float
-    spatial_shift: bool
 
 
 class EpitomeLayer(nn.Module, ABC):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from epitorch.errors import ShapeError, explain
 from epitorch.nn._base import EpitomeLayer, Index
+from epitorch.nn._padding import amounts_before_and_after, output_padding
 from epitorch.spec import ChannelStarts, SpatialStarts
 
 Size = int | tuple[int, ...]
@@ -160,7 +161,7 @@ class _EpitomeConv(_EpitomeConvNd):
         }
         dense = self._dense(bias, arguments)
         self._take_arguments(dense)
-        self._pad = _amounts_before_and_after(self.padding, self.kernel_size, self.dilation)
+        self._pad = amounts_before_and_after(self.padding, self.kernel_size, self.dilation)
         self._build(
             tuple(dense.weight.shape),
             epitome_shape,
@@ -271,34 +272,10 @@ class _EpitomeConvTranspose(_EpitomeConvNd):
         """Convolve an input of shape (N, C_in, *space) or (C_in, *space); `output_size` as in torch."""
         self._check_input(input)
         weight = self._weight_for(input)
-        extra = self._output_padding(input, output_size) if output_size is not None else self.output_padding
+        extra = self.output_padding if output_size is None else output_padding(self, input, output_size, self._where)
         convolve = _CONV_TRANSPOSE[self.spatial_dims - 1]
         padding: Any = self.padding
         return convolve(input, weight, self.bias, self.stride, padding, extra, self.groups, self.dilation)
-
-    def _output_padding(self, input: Tensor, output_size: Sequence[int]) -> tuple[int, ...]:
-        """Rows to add on one side so that the output has the size that was asked for."""
-        wanted = tuple(output_size)[-self.spatial_dims :]
-        padding: Any = self.padding
-        least, most = [], []
-        for k, size in enumerate(input.shape[-self.spatial_dims :]):
-            reach = self.dilation[k] * (self.kernel_size[k] - 1)
-            least.append((size - 1) * self.stride[k] - 2 * padding[k] + reach + 1)
-            most.append(least[-1] + max(self.stride[k], self.dilation[k]) - 1)
-        fits = len(wanted) == self.spatial_dims and all(
-            low <= size <= high for low, size, high in zip(least, wanted, most, strict=True)
-        )
-        if not fits:
-            raise ShapeError(
-                explain(
-                    "output_size cannot be reached",
-                    expected=f"from {tuple(least)} to {tuple(most)}",
-                    got=tuple(output_size),
-                    where=self._where,
-                )
-            )
-        extra = [size - low for size, low in zip(wanted, least, strict=True)]
-        return tuple(extra)
 
 
 class EpitomeConv1d(_EpitomeConv):
@@ -357,20 +334,6 @@ def _pointwise(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     On the CPU forward and backward take about 0.7 of the time that the convolution operator takes.
     """
     return F.linear(input.movedim(1, -1), weight.flatten(1), bias).movedim(-1, 1)
-
-
-def _amounts_before_and_after(
-    padding: tuple[int, ...] | str, kernel: tuple[int, ...], dilation: tuple[int, ...]
-) -> list[int]:
-    """What `F.pad` wants: (before, after) for each axis, the last axis first."""
-    amounts: list[int] = []
-    for k in reversed(range(len(kernel))):
-        if padding == "same":
-            total = dilation[k] * (kernel[k] - 1)
-            amounts += [total // 2, total - total // 2]
-        else:
-            amounts += [0, 0] if isinstance(padding, str) else [padding[k], padding[k]]
-    return amounts
 
 
 def _check_sizes(layer: str, name: str, value: Any, least: int, axes: int) -> None:
