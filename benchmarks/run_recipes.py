@@ -1,6 +1,6 @@
 """Run recipes for several seeds, some at a time, and sum up.
 
-    python benchmarks/run_recipes.py recipes/cifar10-short --data ../shared/data/cifar10 --out runs/cifar10-short \
+    python benchmarks/run_recipes.py recipes/cifar10-short --data DIR --out runs/cifar10-short \
         --seeds 0 1 2 --jobs 8 --minutes 9
 
 Each run is `epitorch train` in a process of its own. Seeds go one after the other, so that what is finished when the

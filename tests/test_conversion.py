@@ -176,6 +176,12 @@ def test_a_wrong_plan_is_refused_by_name_and_changes_nothing(plan: Plan, words: 
     torch.testing.assert_close(model.state_dict(), reference.state_dict())
 
 
+@pytest.mark.parametrize("plan", [{"stem": LayerPlan((4, 3, 3, 3))}, Plan({"stem": (4, 3, 3, 3)}), None])
+def test_what_is_no_plan_is_refused(plan: Any) -> None:
+    with pytest.raises(ConversionError, match="this is not a plan"):
+        epitorch.convert_(Network(), plan)
+
+
 def test_lazy_and_already_converted_layers_are_refused() -> None:
     with pytest.raises(ConversionError, match=r"run the model once first|cannot be converted"):
         epitorch.convert_(nn.Sequential(nn.LazyConv2d(4, 3)), Plan({"0": LayerPlan((2, 3, 3, 3))}))

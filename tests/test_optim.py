@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import epitorch
+from epitorch.errors import InputError
 from epitorch.nn import EpitomeConv2d, EpitomeLinear
 
 
@@ -59,3 +60,11 @@ def test_an_optimiser_moves_starts_by_their_own_rate() -> None:
     optimizer.step()
     torch.testing.assert_close(layer.starts()["out"].detach(), before - 0.25 * grad)
     assert not torch.equal(layer.starts()["out"].detach(), before)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"lr": -1.0}, {"lr": 0.1, "start_lr": float("nan")}, {"lr": 0.1, "weight_decay": -1e-4}]
+)
+def test_rates_that_are_none(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="from 0 up"):
+        epitorch.param_groups(model(), **wrong)

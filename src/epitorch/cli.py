@@ -57,11 +57,15 @@ _TRAIN = """
 
     writes to --out (default runs/RECIPE/seedN): results.json, checkpoint/ (model.safetensors and config.json, what
     `epitorch eval` reads), lightning/last.ckpt (the state of training), logs/ (metrics.csv, TensorBoard events),
-    train.log. After Ctrl-C the checkpoint is there too, and no results.json.
+    train.log. After Ctrl-C the checkpoint is there too, and no results.json. Decoded images are cached under
+    $EPITORCH_CACHE (default ~/.cache/epitorch; about 180 MB for CIFAR-10).
+
+    CIFAR-10 itself: python -c "import torchvision; torchvision.datasets.CIFAR10('DIR', download=True)". The recipes
+    under cifar10-short take about half an hour each on two CPU cores.
 
     examples:
       epitorch train digits/epitome --data digits
-      epitorch train recipes/cifar10-short/epitome-0.18-learner.yaml --data ../shared/data/cifar10 --seed 1
+      epitorch train cifar10-short/epitome-0.18-learner --data DIR --seed 1 --out runs/epitome-1
 """
 _EVAL = """
     Measure a checkpoint on the test images: accuracy with the routing map and, where the model has index learners in

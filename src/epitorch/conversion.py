@@ -106,8 +106,9 @@ def convert_(model: nn.Module, plan: Plan) -> ConversionReport:
     """Replace the planned layers of `model` by epitome layers, in place.
 
     Everything is built and checked before the first layer is replaced, so a failure leaves the model as it was. A
-    converted layer draws a fresh epitome with the standard deviation of the dense weight and keeps bias, dtype, device,
-    mode, `requires_grad`, hooks and name. A module that the model uses under several names is converted once.
+    converted layer draws a fresh epitome with the standard deviation of the dense weight; what that weight had learned
+    is gone. Bias, dtype, device, mode, `requires_grad`, hooks and name stay. A module that the model uses under several
+    names is converted once.
 
     Args:
         model: Any module.
@@ -119,6 +120,7 @@ def convert_(model: nn.Module, plan: Plan) -> ConversionReport:
     Raises:
         ConversionError: If a planned layer does not exist, cannot be converted, or its plan does not fit.
     """
+    _check_plan(plan)
     modules = dict(model.named_modules(remove_duplicate=False))
     layers = dict(weight_layers(model))
     replacements: dict[int, tuple[str, nn.Module, EpitomeLayer]] = {}
@@ -165,6 +167,20 @@ def weight_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _learner_modules(model: nn.Module) -> set[int]:
     learners = [layer.learner for layer in model.modules() if isinstance(layer, EpitomeLayer)]
     return {id(module) for learner in learners if learner is not None for module in learner.modules()}
+
+
+def _check_plan(plan: object) -> None:
+    wrong: list[object] = [] if isinstance(plan, Plan) else [plan]
+    if isinstance(plan, Plan):
+        wrong = [f"{name!r}: {layer!r}" for name, layer in plan.layers.items() if type(layer) is not LayerPlan]
+    if wrong:
+        raise ConversionError(
+            explain(
+                "this is not a plan",
+                expected="epitorch.Plan({name: epitorch.LayerPlan(epitome_shape), ...})",
+                got=wrong[0],
+            )
+        )
 
 
 def _planned_layer(modules: dict[str, nn.Module], name: str, layers: Iterable[nn.Module]) -> nn.Module:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from epitorch.errors import InputError, explain
 from epitorch.nn import EpitomeLayer
 
 
@@ -26,10 +27,16 @@ def param_groups(
     Returns:
         Groups named "weights", "starts" and "learners", without the empty ones. Frozen parameters are left out.
 
+    Raises:
+        InputError: If a rate is negative or not a number.
+
     Example:
         >>> torch.optim.SGD(param_groups(model, lr=0.1, weight_decay=5e-4), momentum=0.9)
     """
     rate = lr / 5 if start_lr is None else start_lr
+    for name, value in (("lr", lr), ("weight_decay", weight_decay), ("start_lr", rate)):
+        if not value >= 0:
+            raise InputError(explain(f"{name} is not valid", expected="a number from 0 up", got=repr(value)))
     starts, learners = _starts_and_learners(model)
     apart = {id(parameter) for parameter in (*starts, *learners)}
     weights = [parameter for parameter in model.parameters() if id(parameter) not in apart]

@@ -24,6 +24,7 @@ from epitorch.checkpoint import load_checkpoint
 from epitorch.errors import DataError, InputError, TrainingError
 from epitorch.results import RunResult, load_results
 from epitorch.training import run as run_module
+from epitorch.training.callbacks import StopOnSignal
 from epitorch.training.evaluation import evaluate_checkpoint
 from epitorch.training.run import train
 
@@ -257,7 +258,7 @@ def test_a_loss_that_is_not_finite_is_named(tmp_path: Path) -> None:
 def test_results_are_not_overwritten_unasked(tmp_path: Path) -> None:
     short(tiny_recipe(), tmp_path)
     before = (tmp_path / "results.json").read_bytes()
-    with pytest.raises(InputError, match="has results already"):
+    with pytest.raises(InputError, match="has an earlier run"):
         short(tiny_recipe("fixed"), tmp_path)
     with pytest.raises(DataError):  # with leave to overwrite, but wrong data
         train(tiny_recipe(), tmp_path / "nowhere", tmp_path, overwrite=True)
@@ -266,6 +267,32 @@ def test_results_are_not_overwritten_unasked(tmp_path: Path) -> None:
     data = json.loads((tmp_path / "results.json").read_text())
     assert data["name"] == "tiny/fixed"
     assert len([path for path in (tmp_path / "logs").iterdir() if "events" in path.name]) == 1
+
+
+def test_the_checkpoint_of_a_stopped_run_is_not_lost_to_the_next(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_recipe(), "digits", tmp_path, callbacks=[Raises(KeyboardInterrupt())], console=quiet())
+    before = (tmp_path / "checkpoint" / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match="has an earlier run"):
+        short(tiny_recipe(), tmp_path)
+    assert (tmp_path / "checkpoint" / "model.safetensors").read_bytes() == before
+
+
+def test_an_impatient_second_interrupt_does_not_cost_the_checkpoint() -> None:
+    stop = StopOnSignal()
+    with stop.listening():
+        signal.raise_signal(signal.SIGINT)
+        stop.saving = True
+        signal.raise_signal(signal.SIGINT)  # ignored while saving
+        stop.saving = False
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert stop.received == signal.SIGINT
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="/proc"):
+        short(tiny_recipe(), Path("/proc/nothing/here"))
 
 
 @pytest.mark.parametrize(
@@ -303,6 +330,6 @@ def test_a_model_that_does_not_fit_the_data(arguments: dict[str, Any], tmp_path:
 def test_output_that_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("mine")
-    with pytest.raises(InputError, match="not a folder"):
+    with pytest.raises(InputError, match="cannot write to the output"):
         short(tiny_recipe(), path)
     assert path.read_text() == "mine"

@@ -120,7 +120,7 @@ def mobilenetv2_plan(
         ConversionError: If the model has no inverted residuals, or c is out of range.
     """
     for name, share in (("c", c), ("classifier", classifier)):
-        if share is not None and not 0 < share <= 1:
+        if share is not None and not (isinstance(share, int | float) and 0 < share <= 1):
             raise ConversionError(explain(f"{name} is out of range", expected="0 < share <= 1", got=repr(share)))
     layers: dict[str, LayerPlan] = {}
     left: dict[str, Reason] = {}

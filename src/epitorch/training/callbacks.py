@@ -33,13 +33,14 @@ class StopOnSignal(pl.Callback):
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.saving = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take SIGINT and SIGTERM inside; the former handlers come back afterwards.
 
-        The second SIGINT raises KeyboardInterrupt at once. Only the main thread can set handlers; elsewhere nothing
-        changes.
+        The second SIGINT raises KeyboardInterrupt at once, but never while `saving` is set. Only the main thread can
+        set handlers; elsewhere nothing changes.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -54,7 +55,7 @@ class StopOnSignal(pl.Callback):
                 signal.signal(number, handler)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
-        if signum == signal.SIGINT and self.received is not None:
+        if signum == signal.SIGINT and self.received is not None and not self.saving:
             raise KeyboardInterrupt
         self.received = signum
 
@@ -118,10 +119,11 @@ class Meter(pl.Callback):
 
 
 class EpochLog(pl.Callback):
-    """One line per epoch to a logger, and the same numbers to Lightning's loggers (CSV, TensorBoard)."""
+    """One line per epoch (and per minute) to a logger, and the numbers to Lightning's loggers (CSV, TensorBoard)."""
 
-    def __init__(self, log: logging.Logger, meter: Meter, *, every: int = 50) -> None:
-        self.lines, self.meter, self.every = log, meter, every
+    def __init__(self, log: logging.Logger, meter: Meter, *, every: int = 50, line_seconds: float = 60.0) -> None:
+        self.lines, self.meter, self.every, self.line_seconds = log, meter, every, line_seconds
+        self._last_line = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -130,12 +132,17 @@ class EpochLog(pl.Callback):
         if trainer.global_step % self.every == 0:
             rate = trainer.optimizers[0].param_groups[0]["lr"]
             write(trainer, {"train_loss_step": float(outputs["loss"]), "lr": rate}, trainer.global_step)
+        if time.perf_counter() - self._last_line > self.line_seconds:
+            self._last_line = time.perf_counter()
+            total = int(trainer.num_training_batches) * int(trainer.max_epochs or 1)
+            self.lines.info("step %d of %d  loss %.4f", trainer.global_step, total, float(outputs["loss"]))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the epoch's numbers."""
         numbers = latest(pl_module)
         write(trainer, {"epoch": trainer.current_epoch + 1, **numbers}, trainer.global_step)
         shown = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
+        self._last_line = time.perf_counter()
         self.lines.info("epoch %d  %s  %.1f s", trainer.current_epoch + 1, shown, self.meter.epochs[-1])
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from epitorch.errors import InputError, explain
 from epitorch.results import RunResult, load_results, save_results
-from epitorch.training.folder import RESULTS
+from epitorch.training.folder import RESULTS, refuse_used
 from epitorch.training.recipe import Recipe, parse_recipe
 from epitorch.training.run import train
 
@@ -67,6 +67,7 @@ def run_demo(out_dir: str | Path, *, seed: int = 0, console: Console | None = No
         InputError: If the folder holds results of something else.
     """
     out, recipes = Path(out_dir), demo_recipes()
+    refuse_used(out, overwrite=True)
     _refuse_other_results(out / RESULTS, [recipe.name for recipe in recipes])
     (out / RESULTS).unlink(missing_ok=True)
     with one_thread():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -11,15 +12,20 @@ RESULTS, CHECKPOINT, LOGS, LIGHTNING, LOG = "results.json", "checkpoint", "logs"
 
 
 def refuse_used(out: Path, overwrite: bool) -> None:
-    """Raise InputError if the folder holds results that may not be replaced, or is no folder."""
-    if out.exists() and not out.is_dir():
-        raise InputError(explain("the output is not a folder", expected="a folder", got="a file", where=str(out)))
-    if (out / RESULTS).exists() and not overwrite:
+    """Raise InputError if the folder cannot be written, or holds results or a checkpoint that may not be replaced."""
+    existing = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        got = "no permission to write" if existing.is_dir() else "a file"
+        raise InputError(
+            explain(f"cannot write to the output {out}", expected="a folder", got=f"{got}: {existing}", where="--out")
+        )
+    used = [out / name for name in (RESULTS, CHECKPOINT) if (out / name).exists()]
+    if used and not overwrite:
         raise InputError(
             explain(
-                "this folder has results already",
-                expected=f"a folder without {RESULTS}",
-                got=str(out / RESULTS),
+                "this folder has an earlier run",
+                expected=f"a folder without {RESULTS} and {CHECKPOINT}",
+                got=", ".join(map(str, used)),
                 fix="choose another folder, or pass --overwrite (overwrite=True)",
             )
         )
@@ -34,4 +40,9 @@ def clear(out: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            explain("cannot make the output folder", expected="a folder that can be made", got=error, where=str(out))
+        ) from error

@@ -137,7 +137,7 @@ class _Run:
         recipe = self.recipe
         log.info("recipe %s (sha256 %s), seed %d", recipe.name, recipe.sha256, self.options.seed)
         log.info("data %s, %d epochs of %d steps", self.data.train.source, self.epochs, self.epoch_steps)
-        log.info("%s parameters, %s MAdds", f"{self.cost.params:,}", f"{self.cost.madds:,}")
+        log.info("%s parameters, %s MAdds before training", f"{self.cost.params:,}", f"{self.cost.madds:,}")
         self._fit()
         test, images = self._evaluate_test()
         # again, with the trained starts: whole ones need no interpolation
@@ -201,16 +201,17 @@ class _Run:
     def _fit(self) -> None:
         trainer = self._trainer()
         heldout = self._loader(self.data.heldout, shuffle=False)
-        try:
-            with self.stop.listening(), known_warnings():
+        with self.stop.listening(), known_warnings():
+            try:
                 trainer.fit(self.module, self.train_loader, heldout)
-            self.stop.check()  # a signal after the last step
-        except BaseException as error:
-            self._save_stopped(error, trainer.global_step)
-            reason = _stop_reason(error, self.stop.received, interrupted=trainer.interrupted)
-            if reason is error:
-                raise
-            raise reason from None
+                self.stop.check()  # a signal after the last step
+            except BaseException as error:
+                self.stop.saving = True  # an impatient second Ctrl-C must not cost the checkpoint
+                self._save_stopped(error, trainer.global_step)
+                reason = _stop_reason(error, self.stop.received, interrupted=trainer.interrupted)
+                if reason is error:
+                    raise
+                raise reason from None
 
     def _save_stopped(self, error: BaseException, step: int) -> None:
         self.log.error("stopped at step %d: %s", step, f"{type(error).__name__}: {error}")
