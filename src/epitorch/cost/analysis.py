@@ -134,7 +134,8 @@ def count(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> Cost:
     as they are.
 
     Args:
-        model: Any module.
+        model: Any module. Count a converted model before `deploy`: a deployed one's reuse layers are not known here and
+            their work is listed in `uncounted`.
         example_input: A tensor, or a tuple of the model's arguments; the first axis of the first tensor is the batch.
 
     Returns:
