@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import epitorch
 from epitorch.conversion import EPITOME_CLASSES, weight_layers
@@ -174,6 +175,52 @@ def test_a_wrong_plan_is_refused_by_name_and_changes_nothing(plan: Plan, words: 
     assert all(word in str(error.value) for word in words), str(error.value)
     assert [type(m) for m in model.modules()] == [type(m) for m in reference.modules()]
     torch.testing.assert_close(model.state_dict(), reference.state_dict())
+
+
+@pytest.mark.parametrize("derive", ["weight_norm", "spectral_norm", "prune", "parametrize"])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_weights_made_from_other_tensors_are_refused(derive: str) -> None:
+    conv = nn.Conv2d(8, 16, 3)
+    {
+        "weight_norm": torch.nn.utils.weight_norm,
+        "spectral_norm": torch.nn.utils.spectral_norm,
+        "prune": lambda module: prune.l1_unstructured(module, "weight", 0.5),
+        "parametrize": torch.nn.utils.parametrizations.weight_norm,
+    }[derive](conv)
+    model = nn.Sequential(conv)
+    with pytest.raises(ConversionError, match=r"0: "):
+        epitorch.convert_(model, Plan({"0": LayerPlan((8, 8, 3, 3))}))
+    assert model[0] is conv
+    layer = EpitomeConv2d(8, 16, 3, epitome_shape=(8, 8, 3, 3))
+    prune.l1_unstructured(layer, "epitome", 0.5)
+    with pytest.raises(ConversionError, match="made from other tensors"):
+        epitorch.to_dense_(nn.Sequential(layer))
+
+
+def test_full_backward_hooks_go_on() -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 8))
+    calls: list[str] = []
+    model[0].register_full_backward_hook(lambda *_: calls.append("back"))
+    x = torch.randn(2, 4, requires_grad=True)
+    for change in (lambda: epitorch.convert_(model, Plan({"0": LayerPlan((4, 4))})), lambda: epitorch.to_dense_(model)):
+        change()
+        model(x).sum().backward()
+    assert calls == ["back", "back"]
+
+
+def test_a_model_with_a_lazy_layer_is_converted_or_left_whole() -> None:
+    model: Any = nn.Sequential(nn.Conv2d(8, 16, 3), nn.LazyConv2d(4, 1))
+    report = epitorch.convert_(model, Plan({"0": LayerPlan((8, 8, 3, 3))}))
+    assert isinstance(model[0], EpitomeConv2d)
+    assert [layer.left for layer in report.layers] == [None, "subclass"]
+
+
+def test_a_frozen_layer_stays_frozen_with_all_its_parts() -> None:
+    model: Any = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[0].weight.requires_grad_(False)
+    epitorch.convert_(model, Plan({"0": LayerPlan((4, 8)), "1": LayerPlan((4, 8), index="direct")}))
+    assert [name for name, p in model[0].named_parameters() if p.requires_grad] == ["bias"]
+    assert model[1].routing_map["out"].requires_grad
 
 
 @pytest.mark.parametrize("plan", [{"stem": LayerPlan((4, 3, 3, 3))}, Plan({"stem": (4, 3, 3, 3)}), None])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from math import prod
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
     "_backward_hooks",
+    "_is_full_backward_hook",
     "_backward_pre_hooks",
 )
 
@@ -107,8 +109,8 @@ def convert_(model: nn.Module, plan: Plan) -> ConversionReport:
 
     Everything is built and checked before the first layer is replaced, so a failure leaves the model as it was. A
     converted layer draws a fresh epitome with the standard deviation of the dense weight; what that weight had learned
-    is gone. Bias, dtype, device, mode, `requires_grad`, hooks and name stay. A module that the model uses under several
-    names is converted once.
+    is gone. Bias, dtype, device, mode, `requires_grad`, forward and backward hooks and name stay. A module that the
+    model uses under several names is converted once.
 
     Args:
         model: Any module.
@@ -136,8 +138,9 @@ def convert_(model: nn.Module, plan: Plan) -> ConversionReport:
             )
         replacements[id(dense)] = (name, dense, _epitome_layer(dense, layer_plan, name))
     new = {key: layer for key, (_, _, layer) in replacements.items()}
+    report = _report(plan, layers, new)
     replace_modules(model, new)
-    return _report(plan, layers, new)
+    return report
 
 
 def to_dense_(model: nn.Module) -> nn.Module:
@@ -146,9 +149,11 @@ def to_dense_(model: nn.Module) -> nn.Module:
     Returns:
         The model, or the dense layer if `model` is itself an epitome layer.
     """
+    layers = [module for module in model.modules() if isinstance(module, EpitomeLayer)]
+    for layer in layers:
+        _refuse_derived(layer, "epitome", layer.qualified_name or type(layer).__name__)
     if isinstance(model, EpitomeLayer):
         return keep_hooks(model, model.to_dense())
-    layers = [module for module in model.modules() if isinstance(module, EpitomeLayer)]
     replace_modules(model, {id(layer): keep_hooks(layer, layer.to_dense()) for layer in layers})
     return model
 
@@ -212,6 +217,7 @@ def _epitome_layer(dense: Any, plan: LayerPlan, name: str) -> EpitomeLayer:
         raise ConversionError(
             explain("a lazy layer has no shape yet", expected="run the model once first", got=dense, where=name)
         )
+    _refuse_derived(dense, "weight", name)
     arguments = {option.name: getattr(plan, option.name) for option in fields(plan)}
     factory: dict[str, Any] = {
         "device": dense.weight.device,
@@ -232,13 +238,36 @@ def _epitome_layer(dense: Any, plan: LayerPlan, name: str) -> EpitomeLayer:
     return layer
 
 
+def _shape_of_weight(layer: Any) -> tuple[int, ...]:
+    """`(0,)` where a subclass has none, or a lazy layer has none yet."""
+    weight = getattr(layer, "weight", None)
+    lazy = isinstance(weight, nn.UninitializedParameter)
+    return tuple(weight.shape) if isinstance(weight, torch.Tensor) and not lazy else (0,)
+
+
+def _refuse_derived(layer: nn.Module, name: str, where: str) -> None:
+    """Weight norm, spectral norm and pruning make the tensor in a hook or a parametrisation: it cannot be replaced."""
+    if isinstance(layer._parameters.get(name), nn.Parameter):
+        return
+    raise ConversionError(
+        explain(
+            f"'{name}' of this layer is made from other tensors",
+            expected=f"a parameter '{name}'",
+            got="weight normalisation, pruning or another parametrisation",
+            where=where,
+            fix="make it permanent first (remove_weight_norm, prune.remove, remove_parametrizations), or leave it out",
+        )
+    )
+
+
 @torch.no_grad()
 def _take_over(layer: EpitomeLayer, dense: Any, name: str) -> None:
     layer.qualified_name = name
     std = float(dense.weight.float().std(correction=0)) if not dense.weight.is_meta else 0.0
     if std > 0:
         layer.init_epitome(std)
-    layer.epitome.requires_grad_(dense.weight.requires_grad)
+    if not dense.weight.requires_grad:
+        layer.requires_grad_(False)  # a frozen weight: its starts must not move it either
     if layer.bias is not None:
         layer.bias.copy_(dense.bias)
         layer.bias.requires_grad_(dense.bias.requires_grad)
@@ -267,7 +296,8 @@ def _report(plan: Plan, dense: dict[str, nn.Module], new: dict[int, EpitomeLayer
 
 def _layer_report(plan: Plan, name: str, old: Any, new: EpitomeLayer | None) -> LayerReport:
     layer = old if isinstance(old, EpitomeLayer) else new
-    before = old.spec.num_epitome + old.spec.num_starts if isinstance(old, EpitomeLayer) else old.weight.numel()
+    shape = old.weight_shape if isinstance(old, EpitomeLayer) else _shape_of_weight(old)
+    before = old.spec.num_epitome + old.spec.num_starts if isinstance(old, EpitomeLayer) else prod(shape)
     left: Reason | None = None
     if isinstance(old, EpitomeLayer):
         left = "already_epitome"
@@ -276,7 +306,7 @@ def _layer_report(plan: Plan, name: str, old: Any, new: EpitomeLayer | None) -> 
     return LayerReport(
         name,
         type(old).__name__,
-        tuple(old.weight_shape if isinstance(old, EpitomeLayer) else old.weight.shape),
+        shape,
         None if layer is None else tuple(layer.epitome.shape),
         before,
         before if new is None else new.spec.num_epitome + new.spec.num_starts,

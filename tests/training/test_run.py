@@ -278,6 +278,29 @@ def test_the_checkpoint_of_a_stopped_run_is_not_lost_to_the_next(tmp_path: Path)
     assert (tmp_path / "checkpoint" / "model.safetensors").read_bytes() == before
 
 
+def test_files_of_the_users_own_are_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "mine.txt").write_text("mine")
+    with pytest.raises(InputError, match="has an earlier run"):
+        short(tiny_recipe(), tmp_path)
+    assert (tmp_path / "logs" / "mine.txt").read_text() == "mine"
+
+
+def test_test_images_of_other_classes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    load = run_module.load_images
+
+    def reversed_classes(path: Any, split: str) -> Any:
+        arrays = load(path, split)
+        return replace(arrays, classes=arrays.classes[::-1]) if split == "test" else arrays
+
+    monkeypatch.setattr(run_module, "load_images", reversed_classes)
+    with pytest.raises(DataError, match="other classes"):
+        short(tiny_recipe(), tmp_path)
+    assert not (tmp_path / "results.json").exists()
+
+
 def test_an_impatient_second_interrupt_does_not_cost_the_checkpoint() -> None:
     stop = StopOnSignal()
     with stop.listening():

@@ -82,7 +82,7 @@ def trace(model: nn.Module, arguments: tuple[Any, ...]) -> Trace:
         InputError: If the arguments hold no tensor.
     """
     record = Trace(_batch(arguments), {name: Calls(module) for name, module in counted_modules(model)})
-    watch = _Watch(record)
+    watch = _Watch(record, next(tensors(arguments)).dim())
     with quiet(model), watch.hooks(model), watch:
         record.output = model(*arguments)
     if watch.unbatched:
@@ -120,11 +120,11 @@ def quiet(model: nn.Module) -> Iterator[None]:
 class _Watch(TorchDispatchMode):
     """Attributes every operator to the innermost counted module that is running."""
 
-    def __init__(self, record: Trace) -> None:
+    def __init__(self, record: Trace, example_dims: int) -> None:
         super().__init__()
         self.record = record
         self.stack: list[tuple[str, Calls | None]] = []
-        self.unbatched = False
+        self.unbatched, self.example_dims = False, example_dims
 
     @contextmanager
     def hooks(self, model: nn.Module) -> Iterator[None]:
@@ -152,7 +152,8 @@ class _Watch(TorchDispatchMode):
         calls.count += 1
         calls.in_positions += source.numel() // sizes[0]
         calls.out_positions += output.numel() // sizes[1]
-        self.unbatched |= not is_linear(module) and source.dim() == len(module.kernel_size) + 1
+        single = not is_linear(module) and source.dim() == len(module.kernel_size) + 1
+        self.unbatched |= single and source.dim() == self.example_dims  # else a loop over the batch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -207,7 +208,8 @@ def _batch(arguments: tuple[Any, ...]) -> int:
                 got=", ".join(type(argument).__name__ for argument in arguments) or "nothing",
             )
         )
-    return tensor.shape[0] if tensor.dim() > 1 else 1
+    indices = tensor.dim() == 1 and not tensor.is_floating_point()
+    return tensor.shape[0] if tensor.dim() > 1 or indices else 1
 
 
 def tensors(value: Any) -> Iterator[Tensor]:

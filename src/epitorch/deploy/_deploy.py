@@ -16,6 +16,7 @@ from epitorch.deploy.choose import DEPLOY_STRATEGIES, DeployStrategy, choices
 from epitorch.deploy.report import Deployment, LayerDeployment
 from epitorch.deploy.reuse import reuse_layer
 from epitorch.errors import InputError, explain, suggest
+from epitorch.nn import EpitomeLayer
 
 
 def deploy(model: nn.Module, example_input: Tensor | tuple[Any, ...], strategy: DeployStrategy = "reuse") -> nn.Module:
@@ -49,6 +50,9 @@ def deploy(model: nn.Module, example_input: Tensor | tuple[Any, ...], strategy: 
     _check_strategy(strategy)
     with quiet(model):
         net = copy.deepcopy(model).eval()
+    for name, layer in net.named_modules():
+        if isinstance(layer, EpitomeLayer):
+            layer.qualified_name = layer.qualified_name or name
     record = trace(net, as_arguments(example_input))
     chosen = choices(record, strategy)
     layers = tuple(_row(name, record, choice) for name, choice in chosen.items())

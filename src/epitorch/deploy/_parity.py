@@ -29,13 +29,22 @@ def check_parity(trained: Any, deployed: Any) -> float:
         The largest difference over the largest value of the tensor that it is in.
 
     Raises:
-        ParityError: If the outputs differ, or hold no tensor to compare.
+        ParityError: If the outputs differ, or hold nothing that could be compared.
     """
     pairs = list(zip(tensors(trained), tensors(deployed), strict=False))
     shapes = [[tuple(t.shape) for t in tensors(output)] for output in (trained, deployed)]
     if shapes[0] != shapes[1] or not pairs:
         raise ParityError(
             explain("the outputs cannot be compared", expected=f"tensors of shapes {shapes[0]}", got=shapes[1])
+        )
+    if not any(bool((t.detach().isfinite() & (t.detach() != 0)).any()) for t in tensors(trained)):
+        raise ParityError(
+            explain(
+                "the outputs show nothing: empty, zero, or not finite",
+                expected="an example input on which the model's output has finite values other than 0",
+                got=f"outputs of shapes {shapes[0]}",
+                fix="give an example with at least one real sample",
+            )
         )
     differences = [(relative_difference(*pair), _tolerance(pair[0])) for pair in pairs]
     for difference, tolerance in differences:

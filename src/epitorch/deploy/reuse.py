@@ -14,7 +14,7 @@ from epitorch.deploy._mixing import Runs, channel_runs, expand_channels, wrap_ch
 from epitorch.functional import sample_weight
 from epitorch.nn import EpitomeLayer, EpitomeLinear, check_finite
 from epitorch.nn._padding import amounts_before_and_after, output_padding
-from epitorch.spec import Axis, EpitomeSpec
+from epitorch.spec import Axis, EpitomeSpec, semantic_order
 
 ReuseStrategy = Literal["product_map", "wrapping", "both"]
 
@@ -55,6 +55,15 @@ class ReuseLayer(nn.Module):
         self.register_buffer("kernel", None, persistent=False)
         self._expand: Runs = ()
         self._wrap: Runs = ()
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight, made anew: for code that reads it (fused attention); this layer itself never does."""
+        epitome = self.epitome.transpose(0, 1) if self.transposed else self.epitome
+        starts = {axis: value.to(epitome.device) for axis, value in self._starts.items()}
+        weight = sample_weight(epitome, starts, self.spec)
+        weight = weight.reshape(semantic_order(self.weight_shape, self.transposed))
+        return weight.transpose(0, 1) if self.transposed else weight
 
     def starts(self) -> dict[Axis, Tensor]:
         """Starts by axis, in positions, as the trained layer's routing map; on the CPU, never narrowed."""

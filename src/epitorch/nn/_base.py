@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from epitorch.errors import ShapeError, StartsError, explain
 from epitorch.functional import check_start_shapes, sample_weight
 from epitorch.init import evenly_spread, interpolation_gain
-from epitorch.nn._index import IndexLearner, RoutingMap, check_finite
+from epitorch.nn._index import IndexLearner, RoutingMap, check_finite, distributed
 from epitorch.spec import Axis, ChannelStarts, EpitomeSpec, SpatialStarts, semantic_order
 
 Index = Literal["learner", "direct", "fixed"]
@@ -98,7 +98,16 @@ class EpitomeLayer(nn.Module, ABC):
         )
 
     def reset_parameters(self) -> None:
-        """Draw the epitome so that a fresh layer's output has the dense layer's variance; bias as in torch."""
+        """Spread the starts evenly, then draw the epitome so that the output has the dense layer's variance.
+
+        The bias is drawn as in torch. Works on memory that was never filled (`to_empty`).
+        """
+        starts = evenly_spread(self.spec, within_reach=self.learner is not None, device=self.epitome.device)
+        self.routing_map.reset(starts)
+        if self.learner is not None:
+            self.learner.squeeze.reset_parameters()
+            self.learner.norm.reset_parameters()
+            self.learner.reset(starts)
         fan_in = prod(self.weight_shape[1:])  # torch's, in storage order: C_out/groups * K where transposed
         bound = 1 / sqrt(fan_in)  # torch's kaiming_uniform_(a=sqrt(5))
         self.init_epitome(std=bound / sqrt(3))
@@ -158,13 +167,14 @@ class EpitomeLayer(nn.Module, ABC):
     def _weight_for(self, features: Tensor) -> Tensor:
         """The weight of this forward pass: from the learner in training, from the routing map otherwise."""
         learner = None if self.routing_map.is_frozen else self.learner
-        if learner is None or not (self.training or self._learner_in_eval) or features.numel() == 0:
+        empty = features.numel() == 0 and not (self.training and distributed())  # no rank may stay away
+        if learner is None or not (self.training or self._learner_in_eval) or empty:
             starts = self.starts()
         else:
             starts = learner(features)
         if self.epitome.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere it would synchronise
             check_finite(starts, self._where)
-        if learner is not None and self.training and features.numel() and not _recomputing():
+        if learner is not None and self.training and not empty and not _recomputing():
             self._track({axis: value.detach() for axis, value in starts.items()}, learner)
         return self._generate(starts)
 
@@ -187,7 +197,12 @@ class EpitomeLayer(nn.Module, ABC):
         self.routing_map.freeze(False)
 
     def snap_routing(self) -> None:
-        """Move the map to whole positions (multiples of the group length) and freeze it: cheaper to run."""
+        """Move the map to whole positions (multiples of the group length) and freeze it: cheaper to run.
+
+        Raises:
+            StartsError: If a start is not finite.
+        """
+        check_finite(self.starts(), self._where)
         self.routing_map.snap()
         self.freeze_routing()
 
@@ -204,7 +219,10 @@ class EpitomeLayer(nn.Module, ABC):
         has_learner = any(key.startswith(prefix + "learner.") for key in state_dict)
         frozen = state_dict.get(prefix + "routing_map.frozen")
         if self.learner is not None and not has_learner and frozen is not None and bool(frozen):
-            self.drop_learner()
+            own = {name: value for name, value in self.state_dict().items() if not name.startswith("learner.")}
+            given = {name: state_dict.get(prefix + name) for name in own}
+            if all(getattr(given[name], "shape", None) == value.shape for name, value in own.items()):
+                self.drop_learner()  # only now: a state that does not fit leaves the layer as it is
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     # ---- conversion ----
@@ -215,10 +233,10 @@ class EpitomeLayer(nn.Module, ABC):
 
     def _fill_dense(self, dense: nn.Module) -> nn.Module:
         """Copy weight and bias into a layer made on the meta device."""
-        for name, value in (("weight", self.weight), ("bias", self.bias)):
-            if value is not None:
+        for name, value, like in (("weight", self.weight, self.epitome), ("bias", self.bias, self.bias)):
+            if value is not None and like is not None:
                 copy = value.detach().clone(memory_format=torch.contiguous_format)
-                setattr(dense, name, nn.Parameter(copy, requires_grad=self.epitome.requires_grad))
+                setattr(dense, name, nn.Parameter(copy, requires_grad=like.requires_grad))
         return dense.train(self.training)
 
     # ---- helpers ----
@@ -266,6 +284,6 @@ def _recomputing() -> bool:
 
 
 def _checked_momentum(momentum: float) -> float:
-    if not 0 <= momentum < 1:
+    if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
         raise ShapeError(explain("momentum is not valid", expected="0 <= momentum < 1", got=repr(momentum)))
     return momentum

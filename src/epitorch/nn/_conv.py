@@ -186,7 +186,7 @@ class _EpitomeConv(_EpitomeConvNd):
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             input, padding = F.pad(input, self._pad, mode=self.padding_mode), 0
-        if self._pointwise and _channels_last_on_cpu(input):
+        if self._pointwise and _channels_last_on_cpu(input, self.spatial_dims):
             return _pointwise(input, weight, self.bias)
         convolve = _CONV[self.spatial_dims - 1]
         return convolve(input, weight, self.bias, self.stride, padding, self.dilation, self.groups)
@@ -322,10 +322,12 @@ class EpitomeConvTranspose3d(_EpitomeConvTranspose):
     dense_class, spatial_dims = nn.ConvTranspose3d, 3
 
 
-def _channels_last_on_cpu(input: Tensor) -> bool:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    layout = formats.get(input.dim())
-    return input.device.type == "cpu" and layout is not None and input.is_contiguous(memory_format=layout)
+def _channels_last_on_cpu(input: Tensor, spatial_dims: int) -> bool:
+    """A batch (not a single sample, whose rank is that of a batch with one axis less) in channels-last layout."""
+    layout = {2: torch.channels_last, 3: torch.channels_last_3d}.get(spatial_dims)
+    if input.device.type != "cpu" or layout is None or input.dim() != spatial_dims + 2:
+        return False
+    return input.is_contiguous(memory_format=layout)
 
 
 def _pointwise(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -69,6 +69,7 @@ class RoutingMap(_KeepsPrecision):
                 self.register_buffer(_attribute(axis), value)
         device = next((t.device for t in starts.values()), None)
         self.register_buffer("frozen", torch.tensor(False, device=device))
+        self._thawed = [True] * len(list(self.parameters()))  # requires_grad of learned starts before freezing
         self._is_frozen = False  # the flag again, outside the graph: no synchronisation, no data-dependent branch
         zeros = torch.zeros(spec.num_starts, dtype=dtype, device=device)
         self.register_buffer("_base", zeros, persistent=False)
@@ -110,6 +111,14 @@ class RoutingMap(_KeepsPrecision):
     # ---- writing ----
 
     @torch.no_grad()
+    def reset(self, starts: Mapping[Axis, Tensor]) -> None:
+        """Begin anew from `starts`, not frozen; also where the memory was never filled (`to_empty`)."""
+        self.freeze(False)
+        for buffer in (self._base, self._total, self._count):
+            buffer.zero_()
+        self.set(starts)
+
+    @torch.no_grad()
     def set(self, starts: Mapping[Axis, Tensor]) -> None:
         """Overwrite all starts; the running average begins anew from them."""
         for axis, value in self.items():
@@ -122,9 +131,13 @@ class RoutingMap(_KeepsPrecision):
         self._sync_flag(frozen)
 
     def _sync_flag(self, frozen: bool) -> None:
+        if frozen and not self._is_frozen:
+            self._thawed = [parameter.requires_grad for parameter in self.parameters()]
+            self.requires_grad_(False)
+        elif self._is_frozen and not frozen:
+            for parameter, before in zip(self.parameters(), self._thawed, strict=True):
+                parameter.requires_grad_(before)
         self._is_frozen = frozen
-        for parameter in self.parameters():
-            parameter.requires_grad_(not frozen)
 
     @torch.no_grad()
     def snap(self) -> None:
@@ -183,6 +196,13 @@ class RoutingMap(_KeepsPrecision):
         return f"{self.spec.start_shapes}, frozen={self._is_frozen}"
 
 
+class _Head(nn.Linear):
+    """Its values come from `IndexLearner.reset`: loops that reset every module of a model leave them alone."""
+
+    def reset_parameters(self) -> None:
+        """Do nothing."""
+
+
 class IndexLearner(_KeepsPrecision):
     """eta(F): pooling, 1x1 convolution, normalisation, activation, 1x1 convolution, average, sigmoid, scaling S.
 
@@ -218,7 +238,7 @@ class IndexLearner(_KeepsPrecision):
         self.spatial_dims = spatial_dims
         self.squeeze = nn.Linear(in_channels, hidden, device=device, dtype=dtype)
         self.norm = nn.LayerNorm(hidden, device=device, dtype=dtype)
-        self.head = nn.Linear(hidden, spec.num_starts, device=device, dtype=dtype)
+        self.head = _Head(hidden, spec.num_starts, device=device, dtype=dtype)
         scale, reach = _scales(spec)
         self.register_buffer("_scale", scale.to(device, dtype), persistent=False)
         self.register_buffer("_reach", reach.to(device, dtype), persistent=False)
@@ -226,13 +246,18 @@ class IndexLearner(_KeepsPrecision):
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
+        self._fill_constants()
+
+    def _fill_constants(self) -> None:
+        """`to_empty` leaves them without values."""
         for buffer, value in zip((self._scale, self._reach), _scales(self.spec), strict=True):
-            if not buffer.is_meta:  # constants, but `to_empty` leaves them without values
+            if not buffer.is_meta:
                 buffer.copy_(value)
 
     @torch.no_grad()
     def reset(self, starts: Mapping[Axis, Tensor]) -> None:
         """Make the learner return `starts` for every input, until it is trained."""
+        self._fill_constants()
         turned = [
             torch.remainder(starts[axis], starts[axis].new_tensor(self.spec.start_sizes[axis])).reshape(-1)
             for axis in self.spec.start_shapes
@@ -248,13 +273,16 @@ class IndexLearner(_KeepsPrecision):
         with torch.autocast(features.device.type, enabled=False):
             if self.spatial_dims:
                 pooled = features.mean(tuple(range(-self.spatial_dims, 0)), dtype=dtype)
-                pooled = pooled.reshape(-1, pooled.shape[-1])  # shape: (N, C)
+                rows = pooled.reshape(-1, pooled.shape[-1])  # shape: (N, C)
+                average = _mean(self._hidden(rows), self.training)
             else:
-                pooled = features.reshape(-1, features.shape[-1]).mean(0, keepdim=True, dtype=dtype)
-            hidden = F.relu(self.norm(self.squeeze(pooled)))
-            average = _mean_over_ranks(hidden) / sqrt(hidden.shape[-1])
-            flat = self._reach * torch.sigmoid(self.head(average) / self._scale)
+                rows = features.reshape(-1, features.shape[-1]).to(dtype)
+                average = self._hidden(_mean(rows, self.training))
+            flat = self._reach * torch.sigmoid(self.head(average / sqrt(average.shape[-1])) / self._scale)
         return _unflatten(flat, self.spec)
+
+    def _hidden(self, rows: Tensor) -> Tensor:
+        return F.relu(self.norm(self.squeeze(rows)))
 
 
 def _scales(spec: EpitomeSpec) -> tuple[Tensor, Tensor]:
@@ -275,14 +303,19 @@ def _unflatten(flat: Tensor, spec: EpitomeSpec) -> dict[Axis, Tensor]:
     return {axis: part.view(shape) for part, (axis, shape) in zip(parts, spec.start_shapes.items(), strict=True)}
 
 
-def _mean_over_ranks(hidden: Tensor) -> Tensor:
-    """Mean over the global batch, so that every rank samples the same weight. shape: (N, H) -> (H,)."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return hidden.mean(0)
+def distributed() -> bool:
+    """Whether several ranks train together."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _mean(rows: Tensor, over_ranks: bool) -> Tensor:
+    """Mean over the batch, in training the global one, so that every rank samples the same weight. (N, H) -> (H,)."""
+    if not over_ranks or not distributed():
+        return rows.mean(0)
     from torch.distributed.nn.functional import all_reduce
 
-    count = hidden.new_full((1,), hidden.shape[0])
-    total = all_reduce(torch.cat([hidden.sum(0), count]))
+    count = rows.new_full((1,), rows.shape[0])
+    total = all_reduce(torch.cat([rows.sum(0), count]))
     return total[:-1] / total[-1].detach()
 
 

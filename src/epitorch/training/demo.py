@@ -69,6 +69,8 @@ def run_demo(out_dir: str | Path, *, seed: int = 0, console: Console | None = No
     out, recipes = Path(out_dir), demo_recipes()
     refuse_used(out, overwrite=True)
     _refuse_other_results(out / RESULTS, [recipe.name for recipe in recipes])
+    for recipe in recipes:
+        _refuse_other_results(out / Path(recipe.name).name / RESULTS, [recipe.name])
     (out / RESULTS).unlink(missing_ok=True)
     with one_thread():
         results = [

@@ -78,7 +78,7 @@ def evaluate_checkpoint(
     checkpoint = load_checkpoint(folder, allow_factory=allow_factory)
     config = checkpoint.config
     arrays = load_images(data_path, split)
-    _check_images(arrays, config.input)
+    check_images(arrays, config.input)
     loader = ArrayLoader(arrays.to(device), config.batch_size)
     normalize = Normalize(config.input.mean, config.input.std).to(device)
     channels_last = _channels_last(checkpoint)
@@ -102,7 +102,8 @@ def _channels_last(checkpoint: Checkpoint) -> bool:
     return bool(training.get("channels_last", False)) if isinstance(training, dict) else False
 
 
-def _check_images(arrays: ImageArrays, wanted: ModelInput) -> None:
+def check_images(arrays: ImageArrays, wanted: ModelInput) -> None:
+    """Raise DataError unless shape and classes are those that the model was trained on."""
     for what, expected, got in (
         ("shape", wanted.shape, arrays.image_shape),
         ("classes", wanted.classes, arrays.classes),
@@ -110,7 +111,7 @@ def _check_images(arrays: ImageArrays, wanted: ModelInput) -> None:
         if expected != got:
             raise DataError(
                 explain(
-                    f"the images do not fit the checkpoint: other {what}",
+                    f"the images do not fit the model: other {what}",
                     expected=f"{what} {expected}",
                     got=f"{what} {got}",
                     where=arrays.source,

@@ -10,6 +10,8 @@ from epitorch.errors import InputError, explain
 
 RESULTS, CHECKPOINT, LOGS, LIGHTNING, LOG = "results.json", "checkpoint", "logs", "lightning", "train.log"
 
+_OURS = (RESULTS, LOG, CHECKPOINT, LOGS, LIGHTNING)
+
 
 def refuse_used(out: Path, overwrite: bool) -> None:
     """Raise InputError if the folder cannot be written, or holds results or a checkpoint that may not be replaced."""
@@ -19,12 +21,12 @@ def refuse_used(out: Path, overwrite: bool) -> None:
         raise InputError(
             explain(f"cannot write to the output {out}", expected="a folder", got=f"{got}: {existing}", where="--out")
         )
-    used = [out / name for name in (RESULTS, CHECKPOINT) if (out / name).exists()]
+    used = [out / name for name in _OURS if os.path.lexists(out / name)]
     if used and not overwrite:
         raise InputError(
             explain(
                 "this folder has an earlier run",
-                expected=f"a folder without {RESULTS} and {CHECKPOINT}",
+                expected=f"a folder without {', '.join(_OURS)}",
                 got=", ".join(map(str, used)),
                 fix="choose another folder, or pass --overwrite (overwrite=True)",
             )
@@ -34,9 +36,9 @@ def refuse_used(out: Path, overwrite: bool) -> None:
 def clear(out: Path) -> None:
     """Make the folder and remove what an earlier run left in it."""
     # results.json goes first: no moment shows it beside files of the new run
-    for name in (RESULTS, LOG, CHECKPOINT, LOGS, LIGHTNING):
+    for name in _OURS:
         path = out / name
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
-from epitorch.errors import TrainingError, explain
+from epitorch.errors import StartsError, TrainingError, explain
 from epitorch.nn import EpitomeLayer, learner_starts
 from epitorch.optim import param_groups
 from epitorch.training.recipe import TrainingSection
@@ -229,7 +229,10 @@ class EpitomeModule(pl.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of a batch."""
         images, labels = batch
-        logits = self(images)
+        try:
+            logits = self(images)
+        except StartsError as error:
+            raise TrainingError(f"step {self.global_step} of epoch {self.current_epoch}: {error}") from error
         loss = F.cross_entropy(logits, labels, label_smoothing=self.training_section.label_smoothing)
         self.watch.see(loss, self.global_step, self.current_epoch)
         self.tally.add(logits, labels, loss)

@@ -30,6 +30,7 @@ from epitorch.results import Accuracy, MAdds, Parameters, PeakMemory, RunResult,
 from epitorch.training.callbacks import EachEpoch, EpochLog, Meter, ProgressBar, RunStopped, StopOnSignal, latest
 from epitorch.training.data import ArrayLoader, BatchAugment, Normalize, load_images
 from epitorch.training.devices import choose_device
+from epitorch.training.evaluation import check_images
 from epitorch.training.folder import CHECKPOINT, LIGHTNING, LOG, LOGS, RESULTS, clear, refuse_used
 from epitorch.training.messages import known_warnings, logged, quiet_lightning
 from epitorch.training.module import EpitomeModule, Evaluation, evaluate
@@ -111,6 +112,7 @@ def train(
     )
     with quiet_lightning(), seeded(options.seed):
         run = _Run(recipe, data_path, out, options)
+        refuse_used(out, overwrite)  # again: another run may have begun there meanwhile
         clear(out)
         with logged(out / LOG) as log:
             return run.go(log)
@@ -225,6 +227,7 @@ class _Run:
 
     def _evaluate_test(self) -> tuple[Evaluation, int]:
         arrays = load_images(self.data_path, "test")
+        check_images(arrays, self.data.input)
         model, normalize = self.module.model.to(self.options.device), self.module.normalize.to(self.options.device)
         channels_last = self.recipe.training.channels_last
         loader = self._loader(arrays, shuffle=False)
