@@ -166,6 +166,22 @@ def test_a_flipped_bit_is_never_loaded(name: str, where: float, bit: int, tmp_pa
         path.write_bytes(content)
 
 
+def test_no_bit_of_the_metadata_may_flip(tmp_path: Path) -> None:
+    path = saved(tmp_path) / "model.safetensors"
+    content = path.read_bytes()
+    start, end = content.index(b'{"__metadata__"'), content.index(b"}") + 1
+    assert b"sha256" in content[start:end]
+    assert b"format" in content[start:end]
+    for bit in range(8 * start, 8 * end):
+        spoiled = bytearray(content)
+        spoiled[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(spoiled)
+        with pytest.raises(CheckpointError):
+            load_checkpoint(path.parent)
+    path.write_bytes(content)
+    assert load_checkpoint(path.parent)
+
+
 @pytest.mark.parametrize("content", ["[]", "{}", '{"format": 1}', '{"format": []}', "null", '"x"'])
 def test_config_of_another_kind(content: str, tmp_path: Path) -> None:
     folder = saved(tmp_path)

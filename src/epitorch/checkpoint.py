@@ -107,11 +107,12 @@ def save_checkpoint(folder: str | Path, model: nn.Module, config: CheckpointConf
 def _pack(state: Mapping[str, Tensor]) -> bytes:
     save = require("safetensors.torch", "train").save
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
-    return save(tensors, metadata={"format": "pt", "sha256": _tensors_hash(tensors)})
+    metadata = {"format": "pt"}  # what readers of safetensors files look for
+    return save(tensors, metadata={**metadata, "sha256": _tensors_hash(tensors, metadata)})
 
 
-def _tensors_hash(tensors: Mapping[str, Tensor]) -> str:
-    digest = sha256()
+def _tensors_hash(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    digest = sha256(json.dumps(dict(metadata), sort_keys=True).encode())
     for name in sorted(tensors):
         value = tensors[name]
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
@@ -250,11 +251,11 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     safetensors = require("safetensors", "train")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            recorded = (file.metadata() or {}).get("sha256")
+            metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
-    if recorded != _tensors_hash(tensors):
+    if metadata.pop("sha256", None) != _tensors_hash(tensors, metadata):
         raise _damaged(path, "tensors that do not match the file's own hash")
     return tensors
 

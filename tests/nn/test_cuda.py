@@ -1,4 +1,7 @@
-"""What only a CUDA device shows: fp16 with a scaler, the inductor compiler, agreement with the CPU."""
+"""What only a CUDA device shows: fp16 with a scaler, the inductor compiler, agreement with the CPU.
+
+The training in mixed precision runs on the CPU too, so that it is known to learn there.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch import nn
 import epitorch
 from epitorch.nn import EpitomeConv2d, EpitomeLayer
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def network() -> nn.Module:
@@ -31,12 +34,13 @@ def network() -> nn.Module:
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    labels = torch.arange(64) % 10
+    labels = torch.arange(64) % 3
     images = torch.randn(64, 3, 12, 12, generator=generator) * 0.3
-    images[torch.arange(64), 0, labels, :] += 2.0  # a stripe whose row is the class
+    images[torch.arange(64), labels] += 1.0  # the class is the brightest channel
     return images, labels
 
 
+@needs_cuda
 def test_weights_and_outputs_equal_the_cpus() -> None:
     cpu = network().eval().double()
     cuda = copy.deepcopy(cpu).cuda()
@@ -47,28 +51,36 @@ def test_weights_and_outputs_equal_the_cpus() -> None:
     assert not torch.allclose(cuda(images.cuda().double()).cpu(), cpu(images.double()), atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def test_mixed_precision_training_learns_and_keeps_the_starts_in_float32(dtype: torch.dtype) -> None:
-    model = network().cuda()
-    images, labels = (part.cuda() for part in batch())
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        pytest.param("cuda", torch.float16, marks=needs_cuda),
+        pytest.param("cuda", torch.bfloat16, marks=needs_cuda),
+        ("cpu", torch.bfloat16),
+    ],
+)
+def test_mixed_precision_training_learns_and_keeps_the_starts_in_float32(device: str, dtype: torch.dtype) -> None:
+    model = network().to(device)
+    images, labels = (part.to(device) for part in batch())
     optimizer = torch.optim.SGD(epitorch.param_groups(model, lr=0.05), momentum=0.9)
-    scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)
+    scaler = torch.amp.GradScaler(device, enabled=dtype is torch.float16)
     losses = []
     for _ in range(40):
         optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=dtype):
+        with torch.autocast(device, dtype=dtype):
             loss = F.cross_entropy(model(images), labels)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
         losses.append(loss.item())
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.2 * losses[0]
     for layer in model.modules():
         if isinstance(layer, EpitomeLayer):
             assert all(value.dtype is torch.float32 for value in layer.starts().values())
             assert all(value.isfinite().all() for value in layer.starts().values())
 
 
+@needs_cuda
 def test_a_skipped_step_of_the_scaler_is_no_step_of_the_routing_map() -> None:
     model = network().cuda()
     images, labels = (part.cuda() for part in batch())
@@ -92,6 +104,7 @@ def test_a_skipped_step_of_the_scaler_is_no_step_of_the_routing_map() -> None:
     assert not torch.equal(after["out"], before["out"])
 
 
+@needs_cuda
 def test_inductor_compiles_training_without_a_graph_break() -> None:
     layer = EpitomeConv2d(16, 32, 3, padding=1, epitome_shape=(8, 8, 3, 3)).cuda().train()
     twin = copy.deepcopy(layer)
@@ -102,6 +115,7 @@ def test_inductor_compiles_training_without_a_graph_break() -> None:
     torch.testing.assert_close(twin.starts(), layer.starts())
 
 
+@needs_cuda
 def test_deployed_networks_agree_on_the_device() -> None:
     model = network().cuda().eval().double()
     images = batch()[0].cuda().double()
