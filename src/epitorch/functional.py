@@ -48,12 +48,14 @@ def sample_weight(epitome: Tensor, starts: Mapping[Axis, Tensor], spec: EpitomeS
         return _sample_blocks(epitome, starts, spec)
     weight = epitome
     for dim, (axis, block, _) in enumerate(_channel_axes(spec)):
+        length = spec.weight_shape[dim]
         if axis in starts:
             shift = split_starts(starts[axis], weight.shape[dim], spec.group_length)
-            weight = _sample_axis(weight, shift, dim, block)
+            weight = _sample_axis(weight, shift, dim, block, length)
         elif weight.shape[dim] == 1:
-            weight = weight.expand(*weight.shape[:dim], spec.weight_shape[dim], *weight.shape[dim + 1 :])
-        weight = weight.narrow(dim, 0, spec.weight_shape[dim])
+            weight = weight.expand(*weight.shape[:dim], length, *weight.shape[dim + 1 :])
+        elif weight.shape[dim] > length:
+            weight = weight.narrow(dim, 0, length)
     return weight.expand(spec.weight_shape)
 
 
@@ -75,18 +77,28 @@ class Shift:
 def split_starts(starts: Tensor, size: int, group: int = 1) -> Shift:
     """Take starts modulo the axis and split them into whole shift and fraction (G((n - x)/g) of the method)."""
     position = torch.remainder(starts, size)
-    lower = torch.floor(position / group)
-    return Shift(lower.detach().long() * group, position / group - lower, size, group)
+    if group == 1:  # the common case, in fewer operations
+        lower = torch.floor(position.detach())
+        return Shift(lower.long(), position - lower, size, group)
+    lower = torch.floor(position.detach() / group)
+    return Shift(lower.long() * group, position / group - lower, size, group)
 
 
-def _sample_axis(source: Tensor, shift: Shift, dim: int, block: int) -> Tensor:
-    """Concatenate one interpolated patch per start along `dim`: length becomes `len(starts) * block`."""
-    group, blocks = shift.group, shift.base.numel()
-    index = shift.window(block + group).reshape(-1)
-    patches = source.index_select(dim, index).unflatten(dim, (blocks, block + group))
-    fraction = shift.fraction.to(source.dtype).reshape(-1, *[1] * (source.dim() - dim))
-    mixed = torch.lerp(patches.narrow(dim + 1, 0, block), patches.narrow(dim + 1, group, block), fraction)
-    return mixed.flatten(dim, dim + 1)
+def _sample_axis(source: Tensor, shift: Shift, dim: int, block: int, length: int) -> Tensor:
+    """Interpolated patches side by side along `dim`, one per start, up to `length` positions.
+
+    Every position reads its lower and its upper neighbour: few operations, whose number decides the time of small ones.
+    """
+    position = torch.arange(length, device=source.device)
+    owner = torch.div(position, block, rounding_mode="floor")
+    lower = (shift.base.index_select(0, owner) + position.remainder(block)).remainder(shift.size)
+    upper = (lower + shift.group).remainder(shift.size)
+    rest = source.shape[dim + 1 :]
+    flat = source.reshape(*source.shape[: dim + 1], *([rest.numel()] if rest.numel() > 1 else []))
+    fraction = shift.fraction.to(source.dtype).index_select(0, owner)
+    fraction = fraction.unsqueeze(-1) if flat.dim() > dim + 1 else fraction
+    mixed = torch.lerp(flat.index_select(dim, lower), flat.index_select(dim, upper), fraction)
+    return mixed.reshape(*source.shape[:dim], length, *rest)
 
 
 def _sample_blocks(epitome: Tensor, starts: Mapping[Axis, Tensor], spec: EpitomeSpec) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, prod
 from typing import Literal
 
@@ -194,13 +195,13 @@ class EpitomeSpec:
         shifted = self.channel_starts == "grid" and self.num_out_blocks > 1
         return self.epitome_shape[1] < self.weight_shape[1] or shifted
 
-    @property
+    @cached_property
     def spatial_axes(self) -> tuple[int, ...]:
         """The spatial axes (counted from 0) that have starts."""
         sizes = enumerate(zip(self.kernel, self.window, strict=True))
         return tuple(k for k, (K, L) in sizes if L > 1 and (K != L or self.spatial_shift))
 
-    @property
+    @cached_property
     def start_shapes(self) -> dict[Axis, tuple[int, ...]]:
         """Shape of each array of starts, in the order out, in, spatial; only those that exist."""
         pairs = (self.num_out_blocks, self.num_in_blocks)
@@ -215,7 +216,7 @@ class EpitomeSpec:
             shapes["spatial"] = (*owners, len(self.spatial_axes))
         return shapes
 
-    @property
+    @cached_property
     def start_sizes(self) -> dict[Axis, tuple[int, ...]]:
         """Length of the epitome axis behind each start: one number, or one per spatial axis with starts."""
         sizes: dict[Axis, tuple[int, ...]] = {
@@ -231,7 +232,7 @@ class EpitomeSpec:
 
     # ---- sizes ----
 
-    @property
+    @cached_property
     def num_starts(self) -> int:
         """Numbers in the routing map."""
         return sum(prod(shape) for shape in self.start_shapes.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from math import prod, sqrt
+from math import isfinite, prod, sqrt
 from typing import Any
 
 import torch
@@ -43,7 +43,6 @@ class RoutingMap(_KeepsPrecision):
 
     frozen: Tensor
     _base: Tensor
-    _total: Tensor
     _count: Tensor
     _seen: Tensor
 
@@ -73,7 +72,6 @@ class RoutingMap(_KeepsPrecision):
         self._is_frozen = False  # the flag again, outside the graph: no synchronisation, no data-dependent branch
         zeros = torch.zeros(spec.num_starts, dtype=dtype, device=device)
         self.register_buffer("_base", zeros, persistent=False)
-        self.register_buffer("_total", zeros.clone(), persistent=False)
         self.register_buffer("_count", torch.zeros((), dtype=dtype, device=device), persistent=False)
         seen = torch.full((watched,), float("nan"), dtype=dtype, device=device)  # NaN equals nothing: a new step
         self.register_buffer("_seen", seen, persistent=False)
@@ -114,7 +112,7 @@ class RoutingMap(_KeepsPrecision):
     def reset(self, starts: Mapping[Axis, Tensor]) -> None:
         """Begin anew from `starts`, not frozen; also where the memory was never filled (`to_empty`)."""
         self.freeze(False)
-        for buffer in (self._base, self._total, self._count):
+        for buffer in (self._base, self._count):
             buffer.zero_()
         self.set(starts)
 
@@ -156,18 +154,16 @@ class RoutingMap(_KeepsPrecision):
             fingerprint: Values that every optimiser step changes; as long as they are the same it is the same step.
                 Tensor arithmetic, not a version counter, so that compiled graphs do it too.
         """
-        new = torch.cat([starts[axis].reshape(-1) for axis in self])
-        now = torch.cat([value.reshape(-1) for _, value in self.items()])
-        stepped = torch.ne(self._seen, fingerprint).any()
-        self._base.copy_(torch.where(stepped, now, self._base))
-        self._total.copy_(torch.where(stepped, new, self._total + new))
-        self._count.copy_(torch.where(stepped, torch.ones_like(self._count), self._count + 1))
+        new, now = _flat([starts[axis] for axis in self]), _flat([value for _, value in self.items()])
+        same = torch.eq(self._seen, fingerprint).all()
         self._seen.copy_(fingerprint)
-        average = torch.lerp(self._total / self._count, self._base, self.momentum)
-        average = torch.where(average.isfinite(), average, self._base)  # a diverged step must not spoil the map
-        sizes = [value.numel() for _, value in self.items()]
-        for (_, value), part in zip(self.items(), average.split(sizes), strict=True):
-            value.copy_(part.view_as(value))
+        self._base.copy_(torch.where(same, self._base, now))
+        self._count.mul_(same).add_(1)
+        target = torch.lerp(new, self._base, self.momentum)
+        target = torch.where(target.isfinite(), target, now)  # a diverged step must not spoil the map
+        average = torch.lerp(now, target, self._count.reciprocal())  # over the targets of this step
+        for (_, value), part in zip(self.items(), _parts(average, self.spec), strict=True):
+            value.copy_(part)
 
     def _load_from_state_dict(
         self,
@@ -278,8 +274,10 @@ class IndexLearner(_KeepsPrecision):
             else:
                 rows = features.reshape(-1, features.shape[-1]).to(dtype)
                 average = self._hidden(_mean(rows, self.training))
-            flat = self._reach * torch.sigmoid(self.head(average / sqrt(average.shape[-1])) / self._scale)
-        return _unflatten(flat, self.spec)
+            bias, weight = self.head.bias, self.head.weight
+            logits = torch.addmv(bias, weight, average, alpha=1 / sqrt(average.shape[-1])) / self._scale
+            flat = self._reach * torch.sigmoid(logits)
+        return dict(zip(self.spec.start_shapes, _parts(flat, self.spec), strict=True))
 
     def _hidden(self, rows: Tensor) -> Tensor:
         return F.relu(self.norm(self.squeeze(rows)))
@@ -298,9 +296,15 @@ def _scales(spec: EpitomeSpec) -> tuple[Tensor, Tensor]:
     return torch.tensor(scale, dtype=torch.float32), torch.tensor(reach, dtype=torch.float32).clamp_min(1e-6)
 
 
-def _unflatten(flat: Tensor, spec: EpitomeSpec) -> dict[Axis, Tensor]:
-    parts = flat.split([prod(shape) for shape in spec.start_shapes.values()])
-    return {axis: part.view(shape) for part, (axis, shape) in zip(parts, spec.start_shapes.items(), strict=True)}
+def _flat(values: list[Tensor]) -> Tensor:
+    return values[0].reshape(-1) if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])
+
+
+def _parts(flat: Tensor, spec: EpitomeSpec) -> list[Tensor]:
+    """Cut a vector of all starts into one tensor per axis."""
+    shapes = list(spec.start_shapes.values())
+    parts = flat.split([prod(shape) for shape in shapes]) if len(shapes) > 1 else [flat]
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def distributed() -> bool:
@@ -327,7 +331,8 @@ def _attribute(axis: Axis) -> str:
 def check_finite(starts: Mapping[Axis, Tensor], where: str) -> None:
     """Raise StartsError naming the layer and axis if a start is NaN or infinite."""
     for axis, value in starts.items():
-        if not torch.isfinite(value).all():
+        # a finite sum has finite terms: two operations instead of six
+        if not isfinite(value.detach().sum().item()) and not torch.isfinite(value).all():
             raise StartsError(_not_finite(where, axis, value))
 
 
