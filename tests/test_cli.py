@@ -137,6 +137,19 @@ def test_failures_have_their_own_code(
     assert "Traceback" not in err
 
 
+def test_a_refusal_of_the_system_names_the_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Any) -> None:
+        open("/proc/nothing/here", "w")  # noqa: SIM115
+
+    monkeypatch.setattr(cli, "_count", fails)
+    code, err = failing(capsys, "count", "x")
+    assert code == 1
+    assert "/proc/nothing/here" in err.splitlines()[0]
+    assert "No such file" in err
+
+
 @pytest.mark.parametrize(
     ("module", "extra"),
     [("pytorch_lightning", "train"), ("yaml.nodes", "train"), ("sklearn", "demo"), ("timm", "models")],

@@ -21,7 +21,18 @@ from epitorch.errors import InputError, MissingExtraError, explain
 DEBUG = "EPITORCH_DEBUG"
 _EXTRAS = {
     "models": ("torchvision", "timm"),
-    "train": ("pytorch_lightning", "tensorboard", "rich", "yaml", "pyarrow", "PIL", "safetensors", "psutil", "numpy"),
+    "train": (
+        "pytorch_lightning",
+        "tensorboard",
+        "rich",
+        "yaml",
+        "pyarrow",
+        "PIL",
+        "safetensors",
+        "psutil",
+        "filelock",
+        "numpy",
+    ),
     "demo": ("sklearn",),
 }
 
@@ -115,8 +126,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(str(error), 2)
     except ModuleNotFoundError as error:
         return _failed(*_missing(error))
+    except OSError as error:
+        return _failed(_refused(error), 1)
     except Exception as error:
         return _failed(str(error) or type(error).__name__, 1)
+
+
+def _refused(error: OSError) -> str:
+    return explain(
+        "the system refused to read or write",
+        expected="files that can be read, and a disk with room",
+        got=error.strerror or error,
+        where=str(error.filename) if error.filename else None,
+    )
 
 
 def _missing(error: ModuleNotFoundError) -> tuple[str, int]:

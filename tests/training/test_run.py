@@ -38,7 +38,7 @@ def test_a_run_writes_what_it_measured(index: str | None, tmp_path: Path) -> Non
     result = train(tiny_recipe(index), "digits", tmp_path, console=quiet(), command=["epitorch", "train"])
     assert load_results(tmp_path / "results.json") == [result]
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"results.json", "checkpoint", "lightning", "logs", "train.log"}
+    assert names == {"results.json", "checkpoint", "lightning", "logs", "train.log", ".lock"}
     assert (tmp_path / "lightning" / "last.ckpt").is_file()
     assert any(path.name.startswith("events.out") for path in (tmp_path / "logs").iterdir())
     assert "heldout_accuracy" in (tmp_path / "logs" / "metrics.csv").read_text()
@@ -284,6 +284,28 @@ def test_files_of_the_users_own_are_not_deleted(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has an earlier run"):
         short(tiny_recipe(), tmp_path)
     assert (tmp_path / "logs" / "mine.txt").read_text() == "mine"
+
+
+def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
+    refused = []
+
+    class StartsAnother(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            with pytest.raises(InputError, match="another run is at work") as caught:
+                short(tiny_recipe("fixed"), tmp_path, overwrite=True)
+            refused.append(str(caught.value))
+
+    train(tiny_recipe(), "digits", tmp_path, callbacks=[StartsAnother()], max_steps=2, console=quiet())
+    assert str(tmp_path) in refused[0]
+    assert json.loads((tmp_path / "results.json").read_text())["name"] == "tiny/" + tiny_recipe().name.split("/")[1]
+    short(tiny_recipe("fixed"), tmp_path, overwrite=True)  # free again
+
+
+@pytest.mark.parametrize(("option", "value"), [("seed", -1), ("seed", 2**63), ("max_steps", 0)])
+def test_numbers_out_of_range_are_refused(option: str, value: int, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"{option} is not valid"):
+        train(tiny_recipe(), "digits", tmp_path / "run", console=quiet(), **{option: value})  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
 
 
 def test_test_images_of_other_classes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,10 +39,10 @@ class Place:
         return self.source if line is None else f"{self.source}, line {line}"
 
 
-def whole(low: int) -> Rule:
-    """Whole numbers from `low` on; True is not a number here."""
-    kind = "a whole number"
-    return Rule(f"{kind} of at least {low}", lambda v: type(v) is int and v >= low)
+def whole(low: int, high: float = math.inf) -> Rule:
+    """Whole numbers from `low` to `high`; True is not a number here."""
+    end = "" if high == math.inf else f" and at most {high}"
+    return Rule(f"a whole number of at least {low}{end}", lambda v: type(v) is int and low <= v <= high)
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, above: bool = False) -> Rule:
@@ -76,6 +76,11 @@ def text() -> Rule:
 def mapping() -> Rule:
     """A mapping, kept as it is."""
     return Rule("a mapping", lambda v: isinstance(v, dict), dict)
+
+
+def filled_mapping() -> Rule:
+    """A mapping with at least one key."""
+    return Rule("a mapping with at least one key", lambda v: isinstance(v, dict) and bool(v), dict)
 
 
 def optional(rule: Rule) -> Rule:

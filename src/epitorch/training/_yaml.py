@@ -40,17 +40,15 @@ def read_yaml(text: str, source: str) -> YamlDocument:
     Raises:
         RecipeError: If the text is not YAML, repeats a key, has a key that is not text or contains itself.
     """
-    loader = _Loader(text)
     lines: dict[KeyPath, int] = {}
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         data = None if node is None else _plain(loader, node, (), lines, source, ())
     except yaml.YAMLError as error:
         raise RecipeError(
             explain("this is not valid YAML", expected="a YAML mapping", got=_problem(error), where=source)
         ) from error
-    finally:
-        loader.dispose()
     return YamlDocument(data, lines)
 
 
@@ -69,7 +67,7 @@ def _plain(
         items = enumerate(node.value)
         return [_plain(loader, item, (*path, str(i)), lines, source, above) for i, item in items]
     if not isinstance(node, yaml.MappingNode):
-        return loader.construct_object(node)
+        return _scalar(loader, node, source)
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key = _key(loader, key_node, source)
@@ -81,8 +79,17 @@ def _plain(
     return result
 
 
+def _scalar(loader: _Loader, node: yaml.Node, source: str) -> Any:
+    try:
+        return loader.construct_object(node)
+    except (ValueError, OverflowError) as error:  # a date such as 2026-02-30
+        where = f"{source}, line {node.start_mark.line + 1}"
+        got = f"{node.value!r}: {error}"
+        raise RecipeError(explain("a value is not valid", expected="plain values", got=got, where=where)) from error
+
+
 def _key(loader: _Loader, node: yaml.Node, source: str) -> str:
-    key = loader.construct_object(node) if isinstance(node, yaml.ScalarNode) else None
+    key = _scalar(loader, node, source) if isinstance(node, yaml.ScalarNode) else None
     if not isinstance(key, str):
         where = f"{source}, line {node.start_mark.line + 1}"
         raise RecipeError(explain("a key is not text", expected="a word", got=repr(key), where=where))

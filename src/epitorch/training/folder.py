@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from epitorch.errors import InputError, explain
 
@@ -33,8 +37,39 @@ def refuse_used(out: Path, overwrite: bool) -> None:
         )
 
 
+@contextmanager
+def claimed(out: Path) -> Iterator[None]:
+    """Make the folder; inside, no other run may write into it.
+
+    Raises:
+        InputError: If another run is at work there, or the folder cannot be made.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            explain("cannot make the output folder", expected="a folder that can be made", got=error, where=str(out))
+        ) from error
+    lock = FileLock(out / ".lock", timeout=0)  # the system lets go of it when the process ends, however it ends
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise InputError(
+            explain(
+                "another run is at work in this folder",
+                expected="a folder of its own for each run",
+                got=str(out),
+                fix="wait for it to end, or choose another folder",
+            )
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def clear(out: Path) -> None:
-    """Make the folder and remove what an earlier run left in it."""
+    """Remove what an earlier run left in the folder."""
     # results.json goes first: no moment shows it beside files of the new run
     for name in _OURS:
         path = out / name
@@ -42,9 +77,3 @@ def clear(out: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            explain("cannot make the output folder", expected="a folder that can be made", got=error, where=str(out))
-        ) from error

@@ -20,6 +20,7 @@ from epitorch.training._rules import (
     Rule,
     check_keys,
     choice,
+    filled_mapping,
     flag,
     mapping,
     number,
@@ -31,6 +32,8 @@ from epitorch.training._rules import (
     whole,
 )
 from epitorch.training._yaml import KeyPath, read_yaml
+
+MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class EpitomeSection:
 
     c: float | None = ruled(optional(number(0, 1, above=True)), None)
     match_params: int | None = ruled(optional(whole(1)), None)
-    layers: dict[str, Any] | None = ruled(optional(mapping()), None)  # noqa: RUF009
+    layers: dict[str, Any] | None = ruled(optional(filled_mapping()), None)  # noqa: RUF009
     last_conv: bool = ruled(flag(), False)
     classifier: float | None = ruled(optional(number(0, 1, above=True)), None)
     index: str = ruled(choice("learner", "direct", "fixed"), "learner")
@@ -102,7 +105,7 @@ class TrainingSection:
     label_smoothing: float = ruled(number(0, 1), 0.0)
     precision: str = ruled(choice("fp32", "bf16", "fp16"), "fp32")
     channels_last: bool = ruled(flag(), True)
-    seed: int = ruled(whole(0), 0)
+    seed: int = ruled(whole(0, MAX_SEED), 0)
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,16 @@ def _left_out(key: str, value: Any) -> bool:
 
 
 def _check_together(recipe: Recipe, place: Place) -> None:
+    if recipe.training.nesterov and not recipe.training.momentum:
+        raise RecipeError(
+            explain(
+                "'training.nesterov' is on without momentum",
+                expected="a momentum above 0",
+                got=recipe.training.momentum,
+                where=str(place.below("training").below("nesterov")),
+                fix="set training.momentum, or nesterov: false",
+            )
+        )
     epitome = recipe.epitome
     if epitome is None:
         return

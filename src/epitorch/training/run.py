@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,10 @@ from epitorch.training.callbacks import EachEpoch, EpochLog, Meter, ProgressBar,
 from epitorch.training.data import ArrayLoader, BatchAugment, Normalize, load_images
 from epitorch.training.devices import choose_device
 from epitorch.training.evaluation import check_images
-from epitorch.training.folder import CHECKPOINT, LIGHTNING, LOG, LOGS, RESULTS, clear, refuse_used
+from epitorch.training.folder import CHECKPOINT, LIGHTNING, LOG, LOGS, RESULTS, claimed, clear, refuse_used
 from epitorch.training.messages import known_warnings, logged, quiet_lightning
 from epitorch.training.module import EpitomeModule, Evaluation, evaluate
-from epitorch.training.recipe import Recipe
+from epitorch.training.recipe import MAX_SEED, Recipe
 from epitorch.training.setup import (
     HOLDOUT_SEED,
     BuiltModel,
@@ -103,19 +103,20 @@ def train(
     out = Path(out_dir)
     refuse_used(out, overwrite)
     options = _Options(
-        _at_least(0, "seed", recipe.training.seed if seed is None else seed),
+        _within(0, MAX_SEED, "seed", recipe.training.seed if seed is None else seed),
         _device(accelerator, recipe),
-        None if max_steps is None else _at_least(1, "max_steps", max_steps),
+        None if max_steps is None else _within(1, inf, "max_steps", max_steps),
         sys.argv if command is None else command,
         callbacks,
         console or Console(stderr=True),
     )
     with quiet_lightning(), seeded(options.seed):
         run = _Run(recipe, data_path, out, options)
-        refuse_used(out, overwrite)  # again: another run may have begun there meanwhile
-        clear(out)
-        with logged(out / LOG) as log:
-            return run.go(log)
+        with claimed(out):
+            refuse_used(out, overwrite)  # again: another run may have ended there meanwhile
+            clear(out)
+            with logged(out / LOG) as log:
+                return run.go(log)
 
 
 class _Run:
@@ -339,9 +340,10 @@ def _device(accelerator: str, recipe: Recipe) -> torch.device:
     return device
 
 
-def _at_least(low: int, name: str, value: int) -> int:
-    if value < low:
-        raise InputError(explain(f"{name} is not valid", expected=f"a whole number from {low}", got=value))
+def _within(low: int, high: float, name: str, value: int) -> int:
+    if not low <= value <= high:
+        end = "" if high == inf else f" to {high}"
+        raise InputError(explain(f"{name} is not valid", expected=f"a whole number from {low}{end}", got=value))
     return value
 
 
