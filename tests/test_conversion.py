@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import epitorch
-from epitorch.conversion import EPITOME_CLASSES, weight_layers
+from epitorch.conversion import EPITOME_CLASSES, weight_layers, why_left
 from epitorch.errors import ConversionError
 from epitorch.nn import EpitomeConv2d, EpitomeLayer, EpitomeLinear
 from epitorch.plan import LayerPlan, Plan, planned_params
@@ -63,7 +64,7 @@ def test_planned_layers_become_epitome_layers_and_keep_their_arguments() -> None
     assert (model.stem.padding_mode, model.up.output_padding, model.blocks[0].groups) == ("circular", (1, 1), 2)
     assert model.blocks[0].bias is None
     assert {layer.name for layer in report.converted} == set(PLAN.layers)
-    assert {layer.name: layer.left for layer in report.left} == {"blocks.1": "middle", "odd": "subclass"}
+    assert {layer.name: layer.left for layer in report.left} == {"blocks.1": "middle", "odd": "not_in_plan"}
     assert model(torch.randn(2, 3, 8, 8)).shape == (2, 12)
 
 
@@ -77,7 +78,7 @@ def test_report_shows_every_layer_once_with_its_parameters() -> None:
     assert (stem.params_after, stem.note) == (4 * 3 * 9 + 2, "converted")
     table = str(report)
     assert all(name in table for name in weights)
-    assert "left: subclass" in table
+    assert "left: not_in_plan" in table
 
 
 def test_an_expansion_is_called_one() -> None:
@@ -156,8 +157,7 @@ def test_every_supported_class_has_an_epitome_class() -> None:
     "plan, words",
     [
         (Plan({"stam": LayerPlan((4, 3, 3, 3))}), ["'stam'", "did you mean 'stem'"]),
-        (Plan({"odd": LayerPlan((4, 8, 1, 1))}), ["odd", "OddConv", "leave it out"]),
-        (Plan({"blocks": LayerPlan((4, 8, 1, 1))}), ["blocks", "ModuleList"]),
+        (Plan({"blocks": LayerPlan((4, 8, 1, 1))}), ["blocks", "other_kind", "ModuleList", "leave it out"]),
         (Plan({"": LayerPlan((4, 8, 1, 1))}), ["the model itself"]),
         (Plan({"stem": LayerPlan((4, 3, 3))}), ["stem", "4 sizes"]),
         (Plan({"stem": LayerPlan((0, 3, 3, 3))}), ["stem", "above 0"]),
@@ -177,24 +177,84 @@ def test_a_wrong_plan_is_refused_by_name_and_changes_nothing(plan: Plan, words: 
     torch.testing.assert_close(model.state_dict(), reference.state_dict())
 
 
-@pytest.mark.parametrize("derive", ["weight_norm", "spectral_norm", "prune", "parametrize"])
+@pytest.mark.parametrize(
+    ("derive", "told"),
+    [
+        (torch.nn.utils.weight_norm, "weight_norm"),
+        (torch.nn.utils.spectral_norm, "spectral_norm"),
+        (lambda module: prune.l1_unstructured(module, "weight", 0.5), "pruning"),
+        (torch.nn.utils.parametrizations.weight_norm, "WeightNorm"),
+        (torch.nn.utils.parametrizations.spectral_norm, "SpectralNorm"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-def test_weights_made_from_other_tensors_are_refused(derive: str) -> None:
-    conv = nn.Conv2d(8, 16, 3)
-    {
-        "weight_norm": torch.nn.utils.weight_norm,
-        "spectral_norm": torch.nn.utils.spectral_norm,
-        "prune": lambda module: prune.l1_unstructured(module, "weight", 0.5),
-        "parametrize": torch.nn.utils.parametrizations.weight_norm,
-    }[derive](conv)
-    model = nn.Sequential(conv)
-    with pytest.raises(ConversionError, match=r"0: "):
-        epitorch.convert_(model, Plan({"0": LayerPlan((8, 8, 3, 3))}))
-    assert model[0] is conv
+@pytest.mark.parametrize("training", [True, False])
+def test_weights_made_from_other_tensors_are_folded(derive: Any, told: str, training: bool) -> None:
+    conv: Any = nn.Conv2d(8, 16, 3)
+    derive(conv)
+    for _ in range(20):  # spectral normalisation estimates its norm over the passes
+        conv.train()(torch.zeros(1, 8, 3, 3))
+    conv.eval()(torch.zeros(1, 8, 3, 3))
+    wanted = float(conv.weight.detach().std())
+    calls: list[str] = []
+    conv.register_forward_pre_hook(lambda *_: calls.append("kept"))
+    model: Any = nn.Sequential(conv).train(training)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    calls.clear()
+    report = epitorch.convert_(model, Plan({"0": LayerPlan((16, 8, 3, 3), index="fixed")}))
+    assert type(model[0]) is EpitomeConv2d
+    assert report.layers[0].folded == (told,)
+    assert report.layers[0].note == f"converted, {told} folded"
+    assert set(model.state_dict()) >= {"0.epitome", "0.bias"}
+    assert not any("orig" in name or "_g" in name for name in model.state_dict())
+    torch.testing.assert_close(float(model[0].weight.detach().std()), wanted, rtol=0.25, atol=0)
+    torch.testing.assert_close(dict(nn.Sequential(conv).state_dict()), before)  # the old layer was not touched
+    model(torch.zeros(1, 8, 3, 3))
+    assert calls == ["kept"]
+
+
+def test_a_pruned_epitome_is_not_made_dense() -> None:
     layer = EpitomeConv2d(8, 16, 3, epitome_shape=(8, 8, 3, 3))
     prune.l1_unstructured(layer, "epitome", 0.5)
     with pytest.raises(ConversionError, match="made from other tensors"):
         epitorch.to_dense_(nn.Sequential(layer))
+
+
+def test_a_weight_that_two_modules_hold_is_refused_and_one_module_under_two_names_is_not() -> None:
+    model: Any = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model[2].weight = model[0].weight
+    with pytest.raises(ConversionError, match="shared with another module") as error:
+        epitorch.convert_(model, Plan({"2": LayerPlan((4, 8))}))
+    assert "0, 2" in str(error.value)
+    model[2] = model[0]
+    assert len(epitorch.convert_(model, Plan({"2": LayerPlan((4, 8))})).converted) == 1
+
+
+def test_weights_of_other_modules_are_listed() -> None:
+    model = nn.ModuleDict(
+        {"words": nn.Embedding(5, 4), "attention": nn.MultiheadAttention(4, 2), "norm": nn.LayerNorm(4)}
+    )
+    report = epitorch.convert_(model, Plan({"attention.out_proj": LayerPlan((2, 4), index="direct")}))
+    assert {layer.name: (layer.left, layer.params_after) for layer in report.layers} == {
+        "attention.out_proj": (None, 10),
+        "words.weight": ("other_kind", 20),
+        "attention.in_proj_weight": ("other_kind", 48),
+    }
+
+
+def test_scripted_models_are_refused() -> None:
+    with warnings.catch_warnings(action="ignore"):
+        model: Any = torch.jit.trace(nn.Sequential(nn.Linear(4, 4)), torch.zeros(1, 4))
+    with pytest.raises(ConversionError, match="before it is scripted"):
+        epitorch.convert_(model, Plan({"0": LayerPlan((2, 4))}))
+
+
+def test_quantised_layers_are_left_with_their_reason_and_refused_by_name() -> None:
+    with warnings.catch_warnings(action="ignore"):
+        layer: Any = torch.ao.nn.quantized.dynamic.Linear(4, 4)
+    assert why_left(layer) == "quantized"
+    with pytest.raises(ConversionError, match="before it is quantised"):
+        epitorch.convert_(nn.Sequential(layer), Plan({"0": LayerPlan((2, 4))}))
 
 
 def test_full_backward_hooks_go_on() -> None:
@@ -212,7 +272,7 @@ def test_a_model_with_a_lazy_layer_is_converted_or_left_whole() -> None:
     model: Any = nn.Sequential(nn.Conv2d(8, 16, 3), nn.LazyConv2d(4, 1))
     report = epitorch.convert_(model, Plan({"0": LayerPlan((8, 8, 3, 3))}))
     assert isinstance(model[0], EpitomeConv2d)
-    assert [layer.left for layer in report.layers] == [None, "subclass"]
+    assert [layer.left for layer in report.layers] == [None, "lazy"]
 
 
 def test_a_frozen_layer_stays_frozen_with_all_its_parts() -> None:

@@ -29,6 +29,7 @@ ORDER = [
     "init",
     "nn",
     "plan",
+    "folding",
     "conversion",
     "optim",
     "cost",

@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from epitorch.errors import ConversionError, EpitorchError, explain, suggest
+from epitorch.folding import folded
 from epitorch.nn import (
+    AdaptedLayer,
     EpitomeConv1d,
     EpitomeConv2d,
     EpitomeConv3d,
@@ -20,6 +23,7 @@ from epitorch.nn import (
     EpitomeConvTranspose3d,
     EpitomeLayer,
     EpitomeLinear,
+    adapt,
 )
 from epitorch.plan import LayerPlan, Plan, Reason
 
@@ -32,6 +36,7 @@ EPITOME_CLASSES: dict[type[nn.Module], type[EpitomeLayer]] = {
     nn.ConvTranspose3d: EpitomeConvTranspose3d,
     nn.Linear: EpitomeLinear,
 }
+_FUNCTIONAL = (NonDynamicallyQuantizableLinear,)  # torch's attention reads the weight of its output projection
 _WITH_WEIGHT: tuple[type[nn.Module], ...] = (EpitomeLayer, *EPITOME_CLASSES)
 _CONV = (
     "in_channels",
@@ -66,13 +71,19 @@ class LayerReport:
     params_before: int
     params_after: int
     left: Reason | None
+    own_forward: bool = False
+    folded: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:
         """What happened, in a few words."""
         if self.left is not None:
             return f"left: {self.left}"
-        return "converted, an expansion" if self.params_after > self.params_before else "converted"
+        notes = ["converted"]
+        notes += ["an expansion"] if self.params_after > self.params_before else []
+        notes += ["its own forward kept"] if self.own_forward else []
+        notes += [f"{name} folded" for name in self.folded]
+        return ", ".join(notes)
 
 
 @dataclass(frozen=True)
@@ -104,13 +115,21 @@ class ConversionReport:
         return "\n".join(rows)
 
 
+@dataclass(frozen=True)
+class _Conversion:
+    layer: EpitomeLayer
+    folded: tuple[str, ...]
+
+
 def convert_(model: nn.Module, plan: Plan) -> ConversionReport:
     """Replace the planned layers of `model` by epitome layers, in place.
 
     Everything is built and checked before the first layer is replaced, so a failure leaves the model as it was. A
     converted layer draws a fresh epitome with the standard deviation of the dense weight; what that weight had learned
     is gone. Bias, dtype, device, mode, `requires_grad`, forward and backward hooks and name stay. A module that the
-    model uses under several names is converted once.
+    model uses under several names is converted once. Subclasses of torch's layers keep their own forward, which then
+    runs on the generated weight (weight standardisation, padding as in TensorFlow, ...). Weight normalisation, pruning
+    and other parametrisations are folded: the layer is converted with the weight that they made.
 
     Args:
         model: Any module.
@@ -124,10 +143,13 @@ def convert_(model: nn.Module, plan: Plan) -> ConversionReport:
     """
     _check_plan(plan)
     modules = dict(model.named_modules(remove_duplicate=False))
+    _refuse_scripted(model)
     layers = dict(weight_layers(model))
-    replacements: dict[int, tuple[str, nn.Module, EpitomeLayer]] = {}
+    owners, inside = _owners(model), _learner_modules(model)
+    replacements: dict[int, tuple[str, nn.Module, _Conversion]] = {}
     for name, layer_plan in plan.layers.items():
-        dense = _planned_layer(modules, name, layers.values())
+        dense = _planned_layer(modules, name, inside)
+        _refuse_shared(dense, name, owners)
         if id(dense) in replacements:
             raise ConversionError(
                 explain(
@@ -136,10 +158,13 @@ def convert_(model: nn.Module, plan: Plan) -> ConversionReport:
                     got=f"'{name}' and '{replacements[id(dense)][0]}' are the same module",
                 )
             )
-        replacements[id(dense)] = (name, dense, _epitome_layer(dense, layer_plan, name))
-    new = {key: layer for key, (_, _, layer) in replacements.items()}
-    report = _report(plan, layers, new)
-    replace_modules(model, new)
+        replacements[id(dense)] = (name, dense, _converted(dense, layer_plan, name))
+    new = {key: conversion for key, (_, _, conversion) in replacements.items()}
+    report = ConversionReport(
+        tuple(_layer_report(plan, name, old, new.get(id(old))) for name, old in layers.items())
+        + tuple(_other_weights(model, layers.values()))
+    )
+    replace_modules(model, {key: conversion.layer for key, conversion in new.items()})
     return report
 
 
@@ -188,7 +213,29 @@ def _check_plan(plan: object) -> None:
         )
 
 
-def _planned_layer(modules: dict[str, nn.Module], name: str, layers: Iterable[nn.Module]) -> nn.Module:
+def why_left(module: nn.Module) -> Reason | None:
+    """Say why a layer cannot be converted by itself, or None if it can."""
+    if isinstance(module, EpitomeLayer):
+        return "already_epitome"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "scripted"
+    if not isinstance(module, tuple(EPITOME_CLASSES)):
+        return "quantized" if "quantized" in type(module).__module__ else "other_kind"
+    weight = folded(module)[0]._parameters.get("weight")
+    if _is_lazy(weight):
+        return "lazy"
+    return None if isinstance(weight, nn.Parameter) else "no_weight"
+
+
+_REMEDY: dict[Reason, str] = {
+    "already_epitome": "call to_dense_ first",
+    "scripted": "convert the model before it is scripted or traced",
+    "quantized": "convert the floating-point model, before it is quantised",
+    "lazy": "run the model once first, so that its shapes are known",
+}
+
+
+def _planned_layer(modules: dict[str, nn.Module], name: str, learners: set[int]) -> nn.Module:
     if name not in modules:
         raise ConversionError(
             explain(
@@ -198,51 +245,100 @@ def _planned_layer(modules: dict[str, nn.Module], name: str, layers: Iterable[nn
             )
         )
     module = modules[name]
-    if not name or type(module) not in EPITOME_CLASSES or not any(module is layer for layer in layers):
+    reason: Reason | None = "other_kind" if not name or id(module) in learners else why_left(module)
+    if reason is not None:
         kinds = ", ".join(kind.__name__ for kind in EPITOME_CLASSES)
         raise ConversionError(
             explain(
-                "this layer cannot be converted",
-                expected=f"a part of the model whose type is exactly one of {kinds}",
+                f"this layer cannot be converted: {reason}",
+                expected=f"a part of the model of one of the kinds {kinds}, or of a subclass",
                 got=f"{type(module).__module__}.{type(module).__name__}",
                 where=name or "(the model itself)",
-                fix="leave it out of the plan",
+                fix=_REMEDY.get(reason, "leave it out of the plan"),
             )
         )
     return module
 
 
-def _epitome_layer(dense: Any, plan: LayerPlan, name: str) -> EpitomeLayer:
-    if isinstance(dense.weight, nn.UninitializedParameter):
+def _refuse_scripted(model: nn.Module) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
         raise ConversionError(
-            explain("a lazy layer has no shape yet", expected="run the model once first", got=dense, where=name)
+            explain(
+                "this model is scripted: its graph is fixed",
+                expected="a model in Python",
+                got=type(model).__name__,
+                fix=_REMEDY["scripted"],
+            )
         )
-    _refuse_derived(dense, "weight", name)
-    arguments = {option.name: getattr(plan, option.name) for option in fields(plan)}
-    factory: dict[str, Any] = {
-        "device": dense.weight.device,
-        "dtype": dense.weight.dtype,
-        "bias": dense.bias is not None,
-    }
+
+
+def _owners(model: nn.Module) -> dict[int, list[str]]:
+    """Names of the modules that hold each parameter."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append(name)
+    return owners
+
+
+def _refuse_shared(dense: nn.Module, name: str, owners: dict[int, list[str]]) -> None:
+    holders = owners.get(id(dense._parameters.get("weight")), [])
+    if len(holders) > 1:
+        raise ConversionError(
+            explain(
+                "the weight of this layer is shared with another module",
+                expected="a parameter of its own",
+                got=f"one parameter in {', '.join(holders)}",
+                where=name,
+                fix="leave the layer out of the plan, or give it a weight of its own first",
+            )
+        )
+
+
+def _converted(dense: nn.Module, plan: LayerPlan, name: str) -> _Conversion:
+    plain, names = folded(dense)
+    options = {option.name: getattr(plan, option.name) for option in fields(plan)}
+    if isinstance(dense, _FUNCTIONAL) and plan.index == "learner":
+        raise ConversionError(
+            explain(
+                f"the weight of a {type(dense).__name__} is read without calling it: a learner would see no features",
+                expected="index='direct' or index='fixed'",
+                got="index='learner'",
+                where=name,
+            )
+        )
+    try:
+        layer = _same_kind(plain, options) if type(plain) in EPITOME_CLASSES else adapt(plain, options)
+    except EpitorchError as error:
+        raise ConversionError(f"{name}: {error}") from error
+    _take_over(layer, plain, name)
+    return _Conversion(layer, names)
+
+
+def _same_kind(dense: Any, options: dict[str, Any]) -> EpitomeLayer:
     if isinstance(dense, nn.Linear):
         shape: dict[str, Any] = {"in_features": dense.in_features, "out_features": dense.out_features}
     else:
         shape = {argument: getattr(dense, argument) for argument in _CONV}
         if isinstance(dense, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
             shape["output_padding"] = dense.output_padding
-    try:
-        layer = EPITOME_CLASSES[type(dense)](**shape, **factory, **arguments)
-    except EpitorchError as error:
-        raise ConversionError(f"{name}: {error}") from error
-    _take_over(layer, dense, name)
-    return layer
+    factory: dict[str, Any] = {"device": dense.weight.device, "dtype": dense.weight.dtype}
+    return EPITOME_CLASSES[type(dense)](**shape, **factory, bias=dense.bias is not None, **options)
 
 
 def _shape_of_weight(layer: Any) -> tuple[int, ...]:
     """`(0,)` where a subclass has none, or a lazy layer has none yet."""
-    weight = getattr(layer, "weight", None)
-    lazy = isinstance(weight, nn.UninitializedParameter)
-    return tuple(weight.shape) if isinstance(weight, torch.Tensor) and not lazy else (0,)
+    weight = folded(layer)[0]._parameters.get("weight")  # reading `layer.weight` may change a parametrised layer
+    return (0,) if weight is None or _is_lazy(weight) else tuple(weight.shape)
+
+
+def _is_lazy(value: object) -> bool:
+    return isinstance(value, nn.UninitializedParameter)
+
+
+def _learner_parameters(layer: EpitomeLayer) -> Iterable[nn.Parameter]:
+    return () if layer.learner is None else layer.learner.parameters()
 
 
 def _refuse_derived(layer: nn.Module, name: str, where: str) -> None:
@@ -266,9 +362,10 @@ def _take_over(layer: EpitomeLayer, dense: Any, name: str) -> None:
     std = float(dense.weight.float().std(correction=0)) if not dense.weight.is_meta else 0.0
     if std > 0:
         layer.init_epitome(std)
-    if not dense.weight.requires_grad:
-        layer.requires_grad_(False)  # a frozen weight: its starts must not move it either
-    if layer.bias is not None:
+    if not dense.weight.requires_grad:  # its starts must not move it either
+        for part in (layer.epitome, *layer.routing_map.parameters(), *_learner_parameters(layer)):
+            part.requires_grad_(False)
+    if layer.bias is not None and not isinstance(layer, AdaptedLayer):  # that one has the dense layer's own
         layer.bias.copy_(dense.bias)
         layer.bias.requires_grad_(dense.bias.requires_grad)
     layer.train(dense.training)
@@ -284,31 +381,36 @@ def keep_hooks(old: nn.Module, new: nn.Module) -> nn.Module:
 
 def replace_modules(model: nn.Module, new: dict[int, Any]) -> None:
     """Put `new[id(module)]` wherever the model uses `module`, under all its names."""
-    for parent in list(model.modules()):
+    for parent in [*model.modules(), *new.values()]:  # a new layer may hold a part that is replaced as well
         for name, child in list(parent._modules.items()):  # not named_children: it skips a module's second name
             if id(child) in new:
                 setattr(parent, name, new[id(child)])
 
 
-def _report(plan: Plan, dense: dict[str, nn.Module], new: dict[int, EpitomeLayer]) -> ConversionReport:
-    return ConversionReport(tuple(_layer_report(plan, name, old, new.get(id(old))) for name, old in dense.items()))
-
-
-def _layer_report(plan: Plan, name: str, old: Any, new: EpitomeLayer | None) -> LayerReport:
-    layer = old if isinstance(old, EpitomeLayer) else new
+def _layer_report(plan: Plan, name: str, old: Any, new: _Conversion | None) -> LayerReport:
+    layer = old if isinstance(old, EpitomeLayer) else None if new is None else new.layer
     shape = old.weight_shape if isinstance(old, EpitomeLayer) else _shape_of_weight(old)
     before = old.spec.num_epitome + old.spec.num_starts if isinstance(old, EpitomeLayer) else prod(shape)
-    left: Reason | None = None
-    if isinstance(old, EpitomeLayer):
-        left = "already_epitome"
-    elif new is None:
-        left = plan.left.get(name, "not_in_plan" if type(old) in EPITOME_CLASSES else "subclass")
+    left: Reason | None = None if new else plan.left.get(name) or why_left(old) or "not_in_plan"
     return LayerReport(
         name,
         type(old).__name__,
         shape,
         None if layer is None else tuple(layer.epitome.shape),
         before,
-        before if new is None else new.spec.num_epitome + new.spec.num_starts,
+        before if new is None else new.layer.spec.num_epitome + new.layer.spec.num_starts,
         left,
+        isinstance(layer, AdaptedLayer),
+        () if new is None else new.folded,
     )
+
+
+def _other_weights(model: nn.Module, layers: Iterable[nn.Module]) -> Iterator[LayerReport]:
+    """Parameters of two or more axes that belong to no convolution or linear layer: embeddings, attention, ..."""
+    inside = {id(part) for layer in layers for part in layer.modules()}
+    for name, module in model.named_modules():
+        for key, value in module._parameters.items():
+            if id(module) not in inside and value is not None and not _is_lazy(value) and value.dim() > 1:
+                shape, size = tuple(value.shape), value.numel()
+                full_name = f"{name}.{key}" if name else key
+                yield LayerReport(full_name, type(module).__name__, shape, None, size, size, "other_kind")

@@ -18,8 +18,12 @@ Reason = Literal[
     "middle",
     "last_conv",
     "classifier",
-    "subclass",
     "already_epitome",
+    "other_kind",
+    "no_weight",
+    "lazy",
+    "quantized",
+    "scripted",
 ]
 """Why a layer that has a weight was left dense. A closed list."""
 

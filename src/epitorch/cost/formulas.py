@@ -32,6 +32,7 @@ Reason = Literal[
     "flattened kernel mixes channels and space",
     "no saving",
     "not run by the example input",
+    "a forward of its own",
 ]
 """Why a layer runs as it does, or why a strategy was declined. A closed list."""
 

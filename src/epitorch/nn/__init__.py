@@ -1,5 +1,6 @@
 """Epitome layers: torch's convolutions and linear layer with a generated weight."""
 
+from epitorch.nn._adapted import AdaptedLayer, adapt
 from epitorch.nn._base import EpitomeLayer, learner_starts
 from epitorch.nn._conv import (
     EpitomeConv1d,
@@ -13,6 +14,7 @@ from epitorch.nn._index import IndexLearner, RoutingMap, check_finite
 from epitorch.nn._linear import EpitomeLinear
 
 __all__ = [
+    "AdaptedLayer",
     "EpitomeConv1d",
     "EpitomeConv2d",
     "EpitomeConv3d",
@@ -23,6 +25,7 @@ __all__ = [
     "EpitomeLinear",
     "IndexLearner",
     "RoutingMap",
+    "adapt",
     "check_finite",
     "learner_starts",
 ]

@@ -43,7 +43,7 @@ class EpitomeLayer(nn.Module, ABC):
         weight_shape: tuple[int, ...],
         epitome_shape: Sequence[int],
         in_features: int,
-        bias: bool,
+        bias: bool | None,
         factory: dict[str, Any],
         *,
         index: Index,
@@ -56,7 +56,10 @@ class EpitomeLayer(nn.Module, ABC):
         group_length: int | None,
         spatial_shift: bool,
     ) -> None:
-        """Register everything. `weight_shape` and `epitome_shape` are in storage order."""
+        """Register everything. `weight_shape` and `epitome_shape` are in storage order.
+
+        `bias` None leaves alone a bias that the layer has already.
+        """
         self.index, self.qualified_name = self._checked_index(index), ""
         self.flatten_kernel = flatten_kernel
         self.weight_shape = weight_shape
@@ -74,11 +77,13 @@ class EpitomeLayer(nn.Module, ABC):
         )
         self.momentum = _checked_momentum(momentum)
         self.epitome = nn.Parameter(torch.empty(tuple(epitome_shape), **factory))
-        out_features = self.spec.weight_shape[0] * (getattr(self, "groups", 1) if self.transposed else 1)
-        self.register_parameter("bias", nn.Parameter(torch.empty(out_features, **factory)) if bias else None)
         self._build_starts(in_features)
         self._learner_in_eval = False
-        self.reset_parameters()
+        self._reset_epitome()
+        if bias is not None:
+            out_features = self.spec.weight_shape[0] * (getattr(self, "groups", 1) if self.transposed else 1)
+            self.register_parameter("bias", nn.Parameter(torch.empty(out_features, **factory)) if bias else None)
+            self._reset_bias()
 
     def _build_starts(self, in_features: int) -> None:
         dtype = torch.promote_types(self.epitome.dtype, torch.float32)
@@ -102,17 +107,25 @@ class EpitomeLayer(nn.Module, ABC):
 
         The bias is drawn as in torch. Works on memory that was never filled (`to_empty`).
         """
+        self._reset_epitome()
+        self._reset_bias()
+
+    def _reset_epitome(self) -> None:
         starts = evenly_spread(self.spec, within_reach=self.learner is not None, device=self.epitome.device)
         self.routing_map.reset(starts)
         if self.learner is not None:
             self.learner.squeeze.reset_parameters()
             self.learner.norm.reset_parameters()
             self.learner.reset(starts)
-        fan_in = prod(self.weight_shape[1:])  # torch's, in storage order: C_out/groups * K where transposed
-        bound = 1 / sqrt(fan_in)  # torch's kaiming_uniform_(a=sqrt(5))
-        self.init_epitome(std=bound / sqrt(3))
+        self.init_epitome(std=self._bound() / sqrt(3))
+
+    def _reset_bias(self) -> None:
         if self.bias is not None:
-            nn.init.uniform_(self.bias, -bound, bound)
+            nn.init.uniform_(self.bias, -self._bound(), self._bound())
+
+    def _bound(self) -> float:
+        """Of torch's kaiming_uniform_(a=sqrt(5)); its fan-in is in storage order: C_out/groups * K where transposed."""
+        return 1 / sqrt(prod(self.weight_shape[1:]))
 
     @torch.no_grad()
     def init_epitome(self, std: float) -> None:
