@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from epitorch.errors import StartsError, TrainingError, explain
 from epitorch.nn import EpitomeLayer, learner_starts
 from epitorch.optim import param_groups
+from epitorch.training.distillation import Teacher, distillation_loss
 from epitorch.training.recipe import TrainingSection
 
 Batch = tuple[Tensor, Tensor]  # images uint8 (N, C, H, W), labels int64 (N,)
@@ -179,6 +180,7 @@ class EpitomeModule(pl.LightningModule):
         freeze_last_epochs: In so many last epochs the routing map is fixed and used in training as well.
         snap: Move the map to whole positions when it is fixed.
         epochs: Epochs of the whole training.
+        teacher: Gives logits for the same images; its share of the loss is in `training`.
     """
 
     def __init__(
@@ -192,8 +194,10 @@ class EpitomeModule(pl.LightningModule):
         epochs: int,
         freeze_last_epochs: int = 0,
         snap: bool = False,
+        teacher: Teacher | None = None,
     ) -> None:
         super().__init__()
+        self._teacher = (teacher,)  # in a tuple: its tensors are no part of the module's state
         self.model = model.to(memory_format=torch.channels_last) if training.channels_last else model
         self.training_section = training
         self.augment, self.normalize = augment, normalize
@@ -218,6 +222,12 @@ class EpitomeModule(pl.LightningModule):
 
     # ---- training ----
 
+    def on_fit_start(self) -> None:
+        """Bring the teacher to the device."""
+        for teacher in self._teacher:
+            if teacher is not None:
+                teacher.to(self.device)
+
     def on_train_epoch_start(self) -> None:
         """Start the epoch's sums; fix the routing map when its time has come."""
         self.tally = Tally.empty(self.device)
@@ -233,10 +243,19 @@ class EpitomeModule(pl.LightningModule):
             logits = self(images)
         except StartsError as error:
             raise TrainingError(f"step {self.global_step} of epoch {self.current_epoch}: {error}") from error
-        loss = F.cross_entropy(logits, labels, label_smoothing=self.training_section.label_smoothing)
+        loss = self._loss(images, logits, labels)
         self.watch.see(loss, self.global_step, self.current_epoch)
         self.tally.add(logits, labels, loss)
         return loss
+
+    def _loss(self, images: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        section = self.training_section
+        loss = F.cross_entropy(logits, labels, label_smoothing=section.label_smoothing)
+        (teacher,) = self._teacher
+        if teacher is None:
+            return loss
+        taught = distillation_loss(logits, teacher(images), section.temperature)
+        return torch.lerp(loss, taught, section.teacher_weight)
 
     def on_train_batch_end(self, outputs: object, batch: Batch, batch_idx: int) -> None:
         """Write down what the epoch gave, after its last step and before the held-out images."""

@@ -38,10 +38,16 @@ MAX_SEED = 2**63 - 1
 
 @dataclass(frozen=True)
 class ModelSection:
-    """Which network: `epitorch:NAME | timm:NAME | torchvision:NAME | package.module:factory`, and its arguments."""
+    """Which network: `epitorch:NAME | timm:NAME | torchvision:NAME | package.module:factory`, and its arguments.
+
+    Args:
+        checkpoint: Start from the tensors of this checkpoint that have the same name and shape; the others, a new
+            head for example, are drawn. An epitome network brings its plan.
+    """
 
     name: str = ruled(text())
     arguments: dict[str, Any] = ruled(mapping(), {})  # noqa: RUF009
+    checkpoint: str | None = ruled(optional(text()), None)
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,9 @@ class TrainingSection:
         peak_lr: Largest learning rate of the one-cycle schedule, for the weights.
         start_lr: The same for starts and learners; null takes the default of `epitorch.param_groups`.
         warmup: Part of the steps in which the learning rate rises.
+        teacher: Checkpoint of a trained model to learn from as well.
+        teacher_weight: Its share w of the loss: `(1 - w) cross-entropy + w T^2 KL(teacher || student)`.
+        temperature: T of that.
     """
 
     epochs: int = ruled(whole(1))
@@ -103,6 +112,9 @@ class TrainingSection:
     warmup: float = ruled(number(0, 1), 0.3)
     start_lr: float | None = ruled(optional(number(0, above=True)), None)
     label_smoothing: float = ruled(number(0, 1), 0.0)
+    teacher: str | None = ruled(optional(text()), None)
+    teacher_weight: float = ruled(number(0, 1), 0.5)
+    temperature: float = ruled(number(0, above=True), 4.0)
     precision: str = ruled(choice("fp32", "bf16", "fp16"), "fp32")
     channels_last: bool = ruled(flag(), True)
     seed: int = ruled(whole(0, MAX_SEED), 0)

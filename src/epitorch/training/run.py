@@ -30,6 +30,7 @@ from epitorch.results import Accuracy, MAdds, Parameters, PeakMemory, RunResult,
 from epitorch.training.callbacks import EachEpoch, EpochLog, Meter, ProgressBar, RunStopped, StopOnSignal, latest
 from epitorch.training.data import ArrayLoader, BatchAugment, Normalize, load_images
 from epitorch.training.devices import choose_device
+from epitorch.training.distillation import load_teacher
 from epitorch.training.evaluation import check_images
 from epitorch.training.folder import CHECKPOINT, LIGHTNING, LOG, LOGS, RESULTS, claimed, clear, refuse_used
 from epitorch.training.messages import known_warnings, logged, quiet_lightning
@@ -37,7 +38,6 @@ from epitorch.training.module import EpitomeModule, Evaluation, evaluate
 from epitorch.training.recipe import MAX_SEED, Recipe
 from epitorch.training.setup import (
     HOLDOUT_SEED,
-    BuiltModel,
     TrainingData,
     build,
     environment,
@@ -45,6 +45,7 @@ from epitorch.training.setup import (
     load_training_data,
     seeded,
 )
+from epitorch.training.starting import BuiltModel
 
 _PRECISION: dict[str, Any] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
@@ -140,6 +141,8 @@ class _Run:
         recipe = self.recipe
         log.info("recipe %s (sha256 %s), seed %d", recipe.name, recipe.sha256, self.options.seed)
         log.info("data %s, %d epochs of %d steps", self.data.train.source, self.epochs, self.epoch_steps)
+        if recipe.model.checkpoint is not None:
+            log.info("starts from %s; drawn: %s", recipe.model.checkpoint, ", ".join(self.built.fresh) or "nothing")
         log.info("%s parameters, %s MAdds before training", f"{self.cost.params:,}", f"{self.cost.madds:,}")
         self._fit()
         test, images = self._evaluate_test()
@@ -173,6 +176,7 @@ class _Run:
             epochs=self.epochs,
             freeze_last_epochs=min(epitome.freeze_last_epochs, self.epochs) if epitome else 0,
             snap=epitome.snap if epitome else False,
+            teacher=load_teacher(teacher, self.data.input) if (teacher := self.recipe.training.teacher) else None,
         )
 
     def _trainer(self) -> pl.Trainer:

@@ -18,14 +18,11 @@ from torch import Tensor, nn
 
 from epitorch import __version__
 from epitorch.checkpoint import ModelInput
-from epitorch.conversion import convert_
 from epitorch.errors import InputError, explain
-from epitorch.models.resolve import build_model
-from epitorch.plan import Plan
 from epitorch.training.data import ImageArrays, channel_stats, load_images, split_holdout
 from epitorch.training.data_files import find_split, has_parquet
-from epitorch.training.plans import recipe_plan
 from epitorch.training.recipe import Recipe
+from epitorch.training.starting import BuiltModel, first_model
 
 HOLDOUT_SEED = 0  # the same held-out images in every run, whatever its seed
 _PACKAGES = ("torch", "torchvision", "timm", "pytorch-lightning", "numpy", "safetensors")
@@ -38,14 +35,6 @@ class TrainingData:
     train: ImageArrays
     heldout: ImageArrays
     input: ModelInput
-
-
-@dataclass(frozen=True)
-class BuiltModel:
-    """A model made as the recipe says; `plan` is None for a dense one."""
-
-    model: nn.Module
-    plan: Plan | None
 
 
 def load_training_data(recipe: Recipe, path: str | Path) -> TrainingData:
@@ -66,16 +55,12 @@ def build(recipe: Recipe, model_input: ModelInput) -> BuiltModel:
     """Build and convert the recipe's model and check that it fits the images.
 
     Raises:
-        InputError: If there is no such model, it cannot be converted as asked, or it does not give one number per
-            class for an image of this shape.
+        InputError: If there is no such model, it cannot be converted as asked, the checkpoint to start from does not
+            fit, or the model does not give one number per class for an image of this shape.
     """
-    model = build_model(recipe.model.name, recipe.model.arguments)
-    plan = None
-    if recipe.epitome is not None:
-        plan = recipe_plan(model, recipe.epitome, source=recipe.source)
-        convert_(model, plan)
-    _check_output(model, model_input, recipe)
-    return BuiltModel(model, plan)
+    built = first_model(recipe)
+    _check_output(built.model, model_input, recipe)
+    return built
 
 
 def example_image(model_input: ModelInput) -> Tensor:
