@@ -10,7 +10,7 @@ from epitorch.deploy import Deployment, deploy
 from epitorch.models.mobilenetv2 import mobilenetv2_plan
 from epitorch.nn import EpitomeLayer, learner_starts
 from epitorch.optim import param_groups
-from epitorch.plan import LayerPlan, Plan
+from epitorch.plans import LayerPlan, Plan
 
 __version__ = "0.1.0"
 

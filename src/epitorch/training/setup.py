@@ -21,7 +21,7 @@ from epitorch.checkpoint import ModelInput
 from epitorch.conversion import convert_
 from epitorch.errors import InputError, explain
 from epitorch.models.resolve import build_model
-from epitorch.plan import Plan
+from epitorch.plans import Plan
 from epitorch.training.data import ImageArrays, channel_stats, load_images, split_holdout
 from epitorch.training.data_files import find_split, has_parquet
 from epitorch.training.plans import recipe_plan
