@@ -1,7 +1,7 @@
 """Spend a budget on ladders.
 
-The walk is a sequence of decisions "take this step if it still fits", and which step comes next depends on the decisions
-before it alone, never on the budget. So take two budgets b < b' and the first step, of cost c at the total A, that they
+The walk is a sequence of decisions "take this step if it still fits", and which step comes next depends on earlier
+decisions alone, never on the budget. So take two budgets b < b' and the first step, of cost c at the total A, that they
 decide differently: `total(b) <= b < A + c <= total(b')`. A smaller budget never gives a larger total.
 """
 
@@ -37,8 +37,8 @@ def allocate(costs: Sequence[Sequence[int]], keys: Sequence[Sequence[float]], bu
         rest, levels[layer] = rest - step, levels[layer] + 1
         if levels[layer] + 1 < len(costs[layer]):
             heapq.heappush(waiting, (keys[layer][levels[layer] + 1], layer))
-    while rest and _pass(costs, levels, rest) < rest:
-        rest = budget - sum(ladder[level] for ladder, level in zip(costs, levels, strict=True))
+    while (left := _pass(costs, levels, rest)) < rest:
+        rest = left
     return levels
 
 

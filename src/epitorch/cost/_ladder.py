@@ -8,7 +8,8 @@ from math import prod
 from typing import Literal
 
 from epitorch.cost._survey import Candidate
-from epitorch.cost.formulas import best
+from epitorch.cost.formulas import Interpolated, best
+from epitorch.errors import InputError, explain, suggest
 from epitorch.plans import BudgetKind
 from epitorch.spec import ChannelStarts, EpitomeSpec
 
@@ -46,10 +47,15 @@ def ladder(layer: Candidate, kind: BudgetKind, form: Form, axes: Axes, align: in
     rungs = [dense]
     for shape in reversed(shapes):
         spec = _spec(layer.shape, shape, _starts(layer.shape, shape, kind, form))
-        cost = spec.num_epitome + spec.num_starts if kind == "params" else best(spec, layer.geometry).operations.total
+        cost = spec.num_epitome + spec.num_starts if kind == "params" else executed_madds(layer, spec)
         if cost < rungs[-1].cost:
             rungs.append(Rung(cost, spec.num_epitome / layer.params, spec))
     return tuple(reversed(rungs))
+
+
+def executed_madds(layer: Candidate, spec: EpitomeSpec, between: Interpolated | None = None) -> int:
+    """What the converted layer executes per sample; default: every start lies between two positions."""
+    return layer.madds if layer.own_forward else best(spec, layer.geometry, between).operations.total
 
 
 def epitome_shapes(weight: tuple[int, ...], axes: Axes, align: int) -> Iterator[tuple[int, ...]]:
@@ -70,6 +76,13 @@ def epitome_shapes(weight: tuple[int, ...], axes: Axes, align: int) -> Iterator[
         pairs = [(_scaled(out, n, longer, align), _scaled(in_, n, longer, align)) for n in _sizes(longer, align)]
     for pair in dict.fromkeys(pairs):
         yield (*pair, *kernel)
+
+
+def check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
+    """Refuse a word that is none of the known ones."""
+    if value not in known:
+        hint = suggest(value, list(known)) if isinstance(value, str) else ""
+        raise InputError(explain(f"{name} is not valid{hint}", expected=" | ".join(known), got=repr(value)))
 
 
 def _sizes(length: int, align: int) -> list[int]:

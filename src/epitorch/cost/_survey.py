@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from epitorch.conversion import EPITOME_CLASSES, weight_layers
+from epitorch.conversion import EPITOME_CLASSES, weight_layers, why_left
 from epitorch.cost._trace import Calls, Trace, as_arguments, epitome_layers, quiet, tensors, trace
 from epitorch.cost.analysis import cheapest, geometry_of
 from epitorch.cost.formulas import Geometry
 from epitorch.errors import ConversionError, EpitorchError, InputError, explain
+from epitorch.folding import folded
 from epitorch.nn import EpitomeLayer
 from epitorch.plans import Reason, WeightFacts
 from epitorch.spec import semantic_order
@@ -35,22 +36,21 @@ class Candidate:
         shape: Of the weight, semantic: `(out, in, *kernel)`.
         geometry: Where the layer is applied; no positions if only its weight is read.
         called: The model calls its forward; otherwise an index learner would see no features.
+        own_forward: A subclass: what it does with its weight is not known, so it is always run with the whole weight.
+        params: Parameters that go when it is converted: the weight, or what the weight is made from.
     """
 
     name: str
     shape: tuple[int, ...]
     geometry: Geometry
     called: bool
-
-    @property
-    def params(self) -> int:
-        """Elements of the weight."""
-        return prod(self.shape)
+    own_forward: bool
+    params: int
 
     @property
     def madds(self) -> int:
         """Multiply-adds per sample of the dense layer."""
-        return self.params * self.geometry.kernel_positions
+        return prod(self.shape) * self.geometry.kernel_positions
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def survey(model: nn.Module, example_input: Any, *, skip: Collection[str] = (), 
     check_model(model)
     watched = _copied(model)
     layers = dict(weight_layers(watched))
-    reads = _Reads({id(weight): name for name, layer in layers.items() if (weight := _weight(layer)) is not None})
+    reads = _Reads({id(layer._parameters.get("weight")): name for name, layer in layers.items()})
     record = _run(watched, example_input, reads)
     owners = Counter(id(p) for module in watched.modules() for p in module._parameters.values() if p is not None)
     left, candidates = _others(watched, layers), []
@@ -130,20 +130,22 @@ def check_model(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.UninitializedParameter):
             raise ConversionError(
-                explain("a lazy layer has no shape yet", expected="run the model once first", got="no sizes", where=name)
+                explain(
+                    "a lazy layer has no shape yet", expected="run the model once first", got="no sizes", where=name
+                )
             )
     if next(model.parameters(), None) is None:
         raise ConversionError(
             explain(
                 "the model has no parameters",
                 expected="a model with convolutions or linear layers",
-                got=f"{type(model).__name__} without parameters{_quantised_note(model)}",
+                got=f"{type(model).__name__} without parameters{_quantized_note(model)}",
             )
         )
 
 
-def _quantised_note(model: nn.Module) -> str:
-    found = next((type(module).__name__ for module in model.modules() if _is_quantised(module)), None)
+def _quantized_note(model: nn.Module) -> str:
+    found = next((type(module).__name__ for module in model.modules() if _is_quantized(module)), None)
     return f" (quantised layers such as {found} keep their weights packed)" if found else ""
 
 
@@ -190,9 +192,7 @@ class _Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _obstacle(
-    name: str, layer: Any, owners: Counter[int], skip: Collection[str], depthwise: bool
-) -> Reason | None:
+def _obstacle(name: str, layer: Any, owners: Counter[int], skip: Collection[str], depthwise: bool) -> Reason | None:
     """Why this layer is no candidate, whatever the model does with it."""
     if isinstance(layer, EpitomeLayer):
         return "already_epitome"
@@ -200,12 +200,10 @@ def _obstacle(
         return "whole_model"
     if any(fnmatchcase(name, pattern) for pattern in skip):
         return "skipped"
-    if type(layer) not in EPITOME_CLASSES:
-        return "subclass"
-    weight = _weight(layer)
-    if weight is None:
-        return "derived_weight"
-    if owners[id(weight)] > 1:
+    reason = why_left(layer)
+    if reason is not None:
+        return reason
+    if any(owners[id(parameter)] > 1 for parameter in _behind_weight(layer)):
         return "shared_weight"
     is_depthwise = getattr(layer, "groups", 1) > 1 and _semantic(layer)[1] == 1
     return "depthwise" if is_depthwise and not depthwise else None
@@ -217,27 +215,29 @@ def _others(watched: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, Re
     for name, module in watched.named_modules():
         if name in layers:
             continue
-        if _is_quantised(module):
-            left[name] = "quantised"
+        if _is_quantized(module):
+            left[name] = "quantized"
         elif isinstance(module, torch.jit.ScriptModule) and next(module.parameters(recurse=False), None) is not None:
             left[name] = "scripted"
     return left
 
 
-def _is_quantised(module: nn.Module) -> bool:
+def _is_quantized(module: nn.Module) -> bool:
     return callable(getattr(module, "_weight_bias", None))
 
 
 def _candidate(name: str, layer: nn.Module, calls: Calls | None, record: Trace) -> Candidate:
     transposed, groups = bool(getattr(layer, "transposed", False)), getattr(layer, "groups", 1)
     geometry = Geometry(0, 0, groups, transposed) if calls is None else geometry_of(calls, record)
-    return Candidate(name, _semantic(layer), geometry, calls is not None)
+    own_forward = type(folded(layer)[0]) not in EPITOME_CLASSES
+    return Candidate(name, _semantic(layer), geometry, calls is not None, own_forward, _params_held(layer))
 
 
 def _facts(layer: Any, calls: Calls | None, record: Trace) -> WeightFacts:
     shape = layer.weight_shape if isinstance(layer, EpitomeLayer) else tuple(layer.weight.shape)
     madds = None if calls is None or not calls.count else _executed(calls, record)
-    return WeightFacts(shape, bool(getattr(layer, "transposed", False)), madds)
+    held = prod(shape) if isinstance(layer, EpitomeLayer) else _params_held(layer)
+    return WeightFacts(shape, bool(getattr(layer, "transposed", False)), None if held == prod(shape) else held, madds)
 
 
 def _executed(calls: Calls, record: Trace) -> int:
@@ -257,9 +257,20 @@ def _all_params(model: nn.Module) -> int:
     return sum(kept.values())
 
 
-def _weight(layer: nn.Module) -> Tensor | None:
+def _params_held(layer: Any) -> int:
+    """Parameters that go when the layer is converted: folding a weight norm takes its lengths away too."""
+    plain: Any = folded(layer)[0]
+    sizes = [sum(p.numel() for p in module.parameters()) for module in (layer, plain)]
+    return sizes[0] - sizes[1] + plain.weight.numel()
+
+
+def _behind_weight(layer: nn.Module) -> list[nn.Parameter]:
+    """The weight, or the parameters that it is made from."""
     weight = layer._parameters.get("weight")
-    return weight if isinstance(weight, nn.Parameter) else None
+    if isinstance(weight, nn.Parameter):
+        return [weight]
+    kept = {name for name, _ in folded(layer)[0].named_parameters()}
+    return [p for name, p in layer.named_parameters() if name not in kept]
 
 
 def _shape(layer: Any) -> tuple[int, ...]:

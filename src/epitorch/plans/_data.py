@@ -23,27 +23,27 @@ Reason = Literal[
     "middle",
     "last_conv",
     "classifier",
-    "subclass",
     "already_epitome",
+    "other_kind",
+    "no_weight",
+    "lazy",
+    "quantized",
+    "scripted",
     "skipped",
     "too_small",
     "budget",
     "not_called",
     "shared_weight",
-    "derived_weight",
-    "lazy",
-    "quantised",
-    "scripted",
     "whole_model",
 ]
 """Why a layer that has a weight was left dense. A closed list.
 
 not_in_plan: the plan does not name it · stem, no_expansion, middle, last_conv, classifier: roles that the plan for
-MobileNetV2 leaves · depthwise: one input channel per filter · skipped: a pattern of `skip` names it · too_small: even
-the smallest epitome costs as much as the weight · budget: the budget has room for the whole weight · not_called: the model
-runs it neither by a call nor through its weight · shared_weight: several modules own the weight · derived_weight: made
-from other tensors (weight norm, pruning) · subclass: a class that conversion does not know · lazy: no shape yet ·
-quantised, scripted: no ordinary weight · whole_model: the model is this layer, so nothing can hold a replacement.
+MobileNetV2 leaves · depthwise: one input channel per filter · already_epitome: converted before · other_kind: no
+convolution or linear layer · no_weight: its weight is no parameter · lazy: no shape yet · quantized, scripted: cannot be
+changed · skipped: named by a pattern of `skip` · too_small: the smallest epitome costs as much as the weight · budget:
+room for the whole weight · not_called: the model runs it neither by a call nor through its weight · shared_weight:
+several modules hold the weight · whole_model: the model is this layer, so nothing can hold another.
 """
 REASONS: tuple[str, ...] = get_args(Reason)
 BudgetKind = Literal["params", "madds"]
@@ -121,6 +121,8 @@ class WeightFacts:
     Args:
         shape: Of the weight, in storage order.
         transposed: The layer is a transposed convolution.
+        params_dense: Parameters that go when the layer is converted; None is the weight's size. More where weight norm
+            or another parametrisation is folded.
         madds_dense: Multiply-adds per sample of the dense layer; None where unknown.
         madds: Executed by the planned layer, with every start between two positions, as training leaves them.
         madds_fresh: The same right after conversion; whole starts cost less.
@@ -129,10 +131,16 @@ class WeightFacts:
 
     shape: tuple[int, ...] = ruled(sizes(2))
     transposed: bool = ruled(flag(), False)
+    params_dense: int | None = ruled(optional(whole(1)), None)
     madds_dense: int | None = ruled(optional(whole(0)), None)
     madds: int | None = ruled(optional(whole(0)), None)
     madds_fresh: int | None = ruled(optional(whole(0)), None)
     form: str = ruled(text(), "dense")
+
+    @property
+    def params(self) -> int:
+        """Parameters behind the dense weight."""
+        return prod(self.shape) if self.params_dense is None else self.params_dense
 
 
 @dataclass(frozen=True)
@@ -178,8 +186,8 @@ class Plan:
         """Parameters of the converted model, shared ones once, no learners. None if the plan lacks facts."""
         if self.budget is None or not set(self.layers) <= set(self.weights):
             return None
-        specs = [layer.spec_for(self.weights[n].shape, self.weights[n].transposed) for n, layer in self.layers.items()]
-        return self.budget.params_dense + sum(s.num_epitome + s.num_starts - s.num_weight for s in specs)
+        saved = sum(self.weights[name].params - params_after(self, name) for name in self.layers)
+        return self.budget.params_dense - saved
 
     @property
     def madds(self) -> int | None:
@@ -293,6 +301,6 @@ def params_after(plan: Plan, name: str) -> int:
     """Parameters of a layer's weight under the plan: epitome and starts, or the whole weight."""
     facts = plan.weights[name]
     if name not in plan.layers:
-        return prod(facts.shape)
+        return facts.params
     spec = plan.layers[name].spec_for(facts.shape, facts.transposed)
     return spec.num_epitome + spec.num_starts

@@ -38,7 +38,7 @@ def _row(plan: Plan, name: str) -> tuple[str, ...]:
     facts, layer = plan.weights.get(name), plan.layers.get(name)
     shape = "-" if facts is None else _shape(facts.shape)
     if layer is None:
-        before = "-" if facts is None else f"{prod(facts.shape):,}"
+        before = "-" if facts is None else f"{facts.params:,}"
         madds = "-" if facts is None else _number(facts.madds_dense)
         return (name or "(model)", shape, f"left: {plan.left[name]}", "", "", "", before, madds)
     figures = ("-", "-", "-") if facts is None else _figures(plan, name, layer, facts)
@@ -47,7 +47,7 @@ def _row(plan: Plan, name: str) -> tuple[str, ...]:
 
 
 def _figures(plan: Plan, name: str, layer: LayerPlan, facts: WeightFacts) -> tuple[str, str, str]:
-    before, after = prod(facts.shape), params_after(plan, name)
+    before, after = facts.params, params_after(plan, name)
     rank = rank_bounds(layer.spec_for(facts.shape, facts.transposed))
     return f"{after / before:.3f}", f"{rank[0]} > {rank[1]}", _change(before, after)
 
