@@ -25,7 +25,7 @@ from epitorch.conversion import convert_
 from epitorch.errors import CheckpointError
 from epitorch.models.resolve import build_model
 from epitorch.nn import EpitomeLayer
-from epitorch.plan import LayerPlan, Plan
+from epitorch.plans import LayerPlan, Plan
 
 WIDTHS = [4, 4, 8]
 IMAGE = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))

@@ -13,7 +13,7 @@ import epitorch
 from epitorch.conversion import EPITOME_CLASSES, weight_layers, why_left
 from epitorch.errors import ConversionError
 from epitorch.nn import EpitomeConv2d, EpitomeLayer, EpitomeLinear
-from epitorch.plan import LayerPlan, Plan, planned_params
+from epitorch.plans import LayerPlan, Plan, planned_params
 
 
 class Network(nn.Module):

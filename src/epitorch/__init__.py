@@ -5,12 +5,12 @@ fractional, circular start indices. The architecture never changes and the model
 """
 
 from epitorch.conversion import ConversionReport, convert_, to_dense_
-from epitorch.cost import Cost, count
+from epitorch.cost import Cost, Sensitivity, count, plan, sensitivity
 from epitorch.deploy import Deployment, deploy
 from epitorch.models.mobilenetv2 import mobilenetv2_plan
 from epitorch.nn import EpitomeLayer, learner_starts
 from epitorch.optim import param_groups
-from epitorch.plan import LayerPlan, Plan
+from epitorch.plans import LayerPlan, Plan
 
 __version__ = "0.1.0"
 
@@ -21,11 +21,14 @@ __all__ = [
     "EpitomeLayer",
     "LayerPlan",
     "Plan",
+    "Sensitivity",
     "convert_",
     "count",
     "deploy",
     "learner_starts",
     "mobilenetv2_plan",
     "param_groups",
+    "plan",
+    "sensitivity",
     "to_dense_",
 ]

@@ -21,7 +21,7 @@ from epitorch.conversion import convert_
 from epitorch.errors import CheckpointError, EpitorchError, explain, require
 from epitorch.models.resolve import build_model, is_library_name
 from epitorch.nn import EpitomeLayer
-from epitorch.plan import LayerPlan, Plan
+from epitorch.plans import LayerPlan, Plan
 
 FORMAT_MAJOR, FORMAT_MINOR = 1, 0
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

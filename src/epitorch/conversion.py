@@ -25,7 +25,7 @@ from epitorch.nn import (
     EpitomeLinear,
     adapt,
 )
-from epitorch.plan import LayerPlan, Plan, Reason
+from epitorch.plans import LayerPlan, Plan, Reason
 
 EPITOME_CLASSES: dict[type[nn.Module], type[EpitomeLayer]] = {
     nn.Conv1d: EpitomeConv1d,

@@ -15,7 +15,7 @@ from epitorch.cost import Cost, count
 from epitorch.errors import InputError
 from epitorch.models.mobilenetv2 import mobilenetv2, mobilenetv2_plan
 from epitorch.nn import EpitomeConv2d, EpitomeConvTranspose2d, EpitomeLinear
-from epitorch.plan import LayerPlan, Plan
+from epitorch.plans import LayerPlan, Plan
 
 
 def torch_madds(model: nn.Module, *arguments: Tensor) -> int:

@@ -10,7 +10,7 @@ import epitorch
 from epitorch.deploy import ParityError
 from epitorch.errors import StartsError
 from epitorch.nn import EpitomeConv2d, EpitomeLinear
-from epitorch.plan import LayerPlan, Plan
+from epitorch.plans import LayerPlan, Plan
 
 
 @pytest.mark.filterwarnings("ignore:.*nested.*:UserWarning")

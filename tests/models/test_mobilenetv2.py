@@ -10,7 +10,7 @@ import epitorch
 from epitorch.errors import ConversionError, InputError
 from epitorch.models.mobilenetv2 import fit_mobilenetv2_plan, mobilenetv2, mobilenetv2_plan, scaled
 from epitorch.nn import EpitomeConv2d
-from epitorch.plan import planned_params
+from epitorch.plans import planned_params
 
 
 def params(model: nn.Module) -> int:

@@ -15,7 +15,7 @@ from epitorch.conversion import convert_
 from epitorch.errors import TrainingError
 from epitorch.models.small import digits_cnn
 from epitorch.nn import EpitomeLayer
-from epitorch.plan import LayerPlan, Plan
+from epitorch.plans import LayerPlan, Plan
 from epitorch.training.data import BatchAugment, Normalize
 from epitorch.training.module import (
     EpitomeModule,

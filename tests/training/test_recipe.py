@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from epitorch.errors import RecipeError
 from epitorch.models.mobilenetv2 import mobilenetv2
 from epitorch.models.resolve import build_model
-from epitorch.plan import planned_params
+from epitorch.plans import planned_params
 from epitorch.training.plans import recipe_plan
 from epitorch.training.recipe import (
     DataSection,
@@ -226,8 +226,10 @@ def test_layers_become_a_plan() -> None:
     ("options", "words"),
     [
         ({"epitome_shap": [1, 2]}, "did you mean 'epitome_shape'"),
-        ({}, "no usable epitome_shape"),
-        ({"epitome_shape": ["a"]}, "no usable epitome_shape"),
+        ({}, "epitome_shape' is missing"),
+        ({"epitome_shape": ["a"]}, "a list of whole numbers"),
+        ({"epitome_shape": [8.0, 8, 3, 3]}, "a list of whole numbers"),
+        ({"epitome_shape": [8, 8, 3, 3], "flatten_kernel": "yes"}, "true | false"),
         ([8, 8], "is not a mapping"),
     ],
 )

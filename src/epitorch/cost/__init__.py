@@ -1,7 +1,9 @@
 """What a model costs: parameters and multiply-adds, by formulas in whole numbers."""
 
+from epitorch.cost._sensitivity import Sensitivity, sensitivity
 from epitorch.cost.analysis import Cost, LayerCost, Uncounted, count
 from epitorch.cost.formulas import Geometry, Interpolated, LayerParams, Operations, Reason, Strategy
+from epitorch.cost.planning import plan
 
 __all__ = [
     "Cost",
@@ -11,7 +13,10 @@ __all__ = [
     "LayerParams",
     "Operations",
     "Reason",
+    "Sensitivity",
     "Strategy",
     "Uncounted",
     "count",
+    "plan",
+    "sensitivity",
 ]

@@ -187,7 +187,11 @@ def interpolated_of(layer: EpitomeLayer) -> Interpolated:
     spec = layer.spec
     if spec.channel_starts == "grid":
         return Interpolated(0, 0)  # always folded
-    starts = layer.starts()
+    return interpolated_by(spec, layer.starts())
+
+
+def interpolated_by(spec: EpitomeSpec, starts: dict[Axis, Tensor]) -> Interpolated:
+    """Channels whose start lies between two positions, for the given starts."""
     return Interpolated(_between(spec, starts, "out"), _between(spec, starts, "in"))
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import nn
 
 from epitorch.errors import ConversionError, InputError, explain, require
-from epitorch.plan import LayerPlan, Plan, Reason, planned_params
+from epitorch.plans import LayerPlan, Plan, Reason, planned_params
 
 _HIDDEN_STAGES = (
     (1, 16, 1, 1),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from torch import nn
 
-from epitorch.errors import RecipeError, explain
+from epitorch._rules import Place
 from epitorch.models.mobilenetv2 import fit_mobilenetv2_plan, mobilenetv2_plan
-from epitorch.plan import LayerPlan, Plan
-from epitorch.training._rules import Place, check_keys
+from epitorch.plans import LayerPlan, Plan, read_layer_plan
 from epitorch.training.recipe import EpitomeSection
 
 
@@ -58,20 +55,5 @@ def _layer_plan(section: EpitomeSection, source: str) -> Plan:
 
 
 def _one_layer(options: Any, section: EpitomeSection, place: Place) -> LayerPlan:
-    check_keys(options, [f.name for f in fields(LayerPlan)], place)
     common = {"index": section.index, "group_length": section.group_length, "momentum": section.momentum}
-    return LayerPlan(**{**common, **options, "epitome_shape": _shape(options, place)})
-
-
-def _shape(options: Mapping[str, Any], place: Place) -> tuple[int, ...]:
-    shape = options.get("epitome_shape")
-    if isinstance(shape, list | tuple) and shape and all(type(size) is int for size in shape):
-        return tuple(shape)
-    raise RecipeError(
-        explain(
-            f"'{'.'.join(place.path)}' has no usable epitome_shape",
-            expected="a list of whole numbers, such as [32, 64, 3, 3]",
-            got=repr(shape),
-            where=place.source,
-        )
-    )
+    return read_layer_plan(options, place, common)

@@ -14,8 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from epitorch.errors import RecipeError, explain, suggest
-from epitorch.training._rules import (
+from epitorch._rules import (
     Place,
     Rule,
     check_keys,
@@ -31,7 +30,8 @@ from epitorch.training._rules import (
     text,
     whole,
 )
-from epitorch.training._yaml import KeyPath, read_yaml
+from epitorch._yaml import KeyPath, read_yaml
+from epitorch.errors import RecipeError, explain, suggest
 
 MAX_SEED = 2**63 - 1
 

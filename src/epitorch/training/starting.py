@@ -12,7 +12,7 @@ from epitorch.conversion import convert_
 from epitorch.errors import InputError, explain
 from epitorch.models.resolve import build_model
 from epitorch.nn import EpitomeLayer
-from epitorch.plan import Plan
+from epitorch.plans import Plan
 from epitorch.training.plans import recipe_plan
 from epitorch.training.recipe import Recipe
 

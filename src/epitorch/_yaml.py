@@ -1,4 +1,4 @@
-"""YAML as plain data plus the line of every key, so that a message about a recipe can point at it."""
+"""YAML as plain data plus the line of every key, so that a message about a recipe or plan can point at it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 import yaml
 
+from epitorch._rules import KeyPath, dotted
 from epitorch.errors import RecipeError, explain
-
-KeyPath = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,3 @@ def _problem(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     text = getattr(error, "problem", None) or str(error).splitlines()[0]
     return f"{text} (line {mark.line + 1}, column {mark.column + 1})" if mark else text
-
-
-def dotted(path: KeyPath) -> str:
-    """Return the path as it is printed: `training.peak_lr`."""
-    return ".".join(path) or "the file"

@@ -1,4 +1,4 @@
-"""Rules for the values of a recipe: what a field accepts, said in words that a message can quote."""
+"""Rules for the values of recipes and plans: what a field accepts, said in words that a message can quote."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
 from epitorch.errors import RecipeError, explain, suggest
-from epitorch.training._yaml import KeyPath, dotted
 
 Section = TypeVar("Section")
+KeyPath = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,17 @@ def number(low: float = -math.inf, high: float = math.inf, *, above: bool = Fals
     return Rule(f"a number {start}{end}", accepts, float)
 
 
+def sizes(at_least: int = 1) -> Rule:
+    """Whole numbers above 0, kept as a tuple."""
+
+    def accepts(value: Any) -> bool:
+        return (
+            isinstance(value, list | tuple) and len(value) >= at_least and all(type(n) is int and n > 0 for n in value)
+        )
+
+    return Rule("a list of whole numbers above 0, such as [32, 64, 3, 3]", accepts, tuple)
+
+
 def choice(*words: str) -> Rule:
     """One of a few words."""
     return Rule(" | ".join(words), lambda v: isinstance(v, str) and v in words)
@@ -90,6 +101,11 @@ def optional(rule: Rule) -> Rule:
         lambda v: v is None or rule.accepts(v),
         lambda v: None if v is None else rule.convert(v),
     )
+
+
+def dotted(path: KeyPath) -> str:
+    """Return the path as it is printed: `training.peak_lr`."""
+    return ".".join(path) or "the file"
 
 
 def ruled(rule: Rule, *default: Any) -> Any:

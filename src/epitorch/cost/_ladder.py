@@ -1,0 +1,115 @@
+"""Ladders: the epitome shapes that a layer may have, from the smallest to the whole weight. Integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from epitorch.cost._survey import Candidate
+from epitorch.cost.formulas import Interpolated, best
+from epitorch.errors import InputError, explain, suggest
+from epitorch.plans import BudgetKind
+from epitorch.spec import ChannelStarts, EpitomeSpec
+
+Form = Literal["auto", "separable", "grid"]
+Axes = Literal["auto", "out", "in", "both"]
+FORMS: tuple[str, ...] = ("auto", "separable", "grid")
+AXES: tuple[str, ...] = ("auto", "out", "in", "both")
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One choice for a layer.
+
+    Args:
+        cost: In units of the budget.
+        share: Elements of the epitome over those of the weight.
+        spec: The shapes; None leaves the layer dense.
+    """
+
+    cost: int
+    share: float
+    spec: EpitomeSpec | None = None
+
+
+Ladder = tuple[Rung, ...]
+
+
+def ladder(layer: Candidate, kind: BudgetKind, form: Form, axes: Axes, align: int) -> Ladder:
+    """Rungs of strictly rising cost; the last one is the dense layer.
+
+    A rung that costs as much as a larger one is dropped, so a ladder of one rung has nothing to offer.
+    """
+    dense = Rung(layer.params if kind == "params" else layer.madds, 1.0)
+    shapes = list(epitome_shapes(layer.shape, axes, align))
+    rungs = [dense]
+    for shape in reversed(shapes):
+        spec = _spec(layer.shape, shape, _starts(layer.shape, shape, kind, form))
+        cost = spec.num_epitome + spec.num_starts if kind == "params" else executed_madds(layer, spec)
+        if cost < rungs[-1].cost:
+            rungs.append(Rung(cost, spec.num_epitome / layer.params, spec))
+    return tuple(reversed(rungs))
+
+
+def executed_madds(layer: Candidate, spec: EpitomeSpec, between: Interpolated | None = None) -> int:
+    """What the converted layer executes per sample; default: every start lies between two positions."""
+    return layer.madds if layer.own_forward else best(spec, layer.geometry, between).operations.total
+
+
+def epitome_shapes(weight: tuple[int, ...], axes: Axes, align: int) -> Iterator[tuple[int, ...]]:
+    """Yield shapes of rising size; kernel axes are whole, channel axes whole or multiples of `align`.
+
+    "auto" minds the rank of the weight: one cap for both channel axes, so the longer axis shrinks first, down to the
+    shorter one, and from there both. "both" keeps the proportion of the two.
+    """
+    out, in_, *kernel = weight
+    if axes == "out":
+        pairs = [(size, in_) for size in _sizes(out, align)]
+    elif axes == "in":
+        pairs = [(out, size) for size in _sizes(in_, align)]
+    elif axes == "auto":
+        pairs = [(min(out, cap), min(in_, cap)) for cap in _sizes(max(out, in_), align)]
+    else:
+        longer = max(out, in_)
+        pairs = [(_scaled(out, n, longer, align), _scaled(in_, n, longer, align)) for n in _sizes(longer, align)]
+    for pair in dict.fromkeys(pairs):
+        yield (*pair, *kernel)
+
+
+def check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
+    """Refuse a word that is none of the known ones."""
+    if value not in known:
+        hint = suggest(value, list(known)) if isinstance(value, str) else ""
+        raise InputError(explain(f"{name} is not valid{hint}", expected=" | ".join(known), got=repr(value)))
+
+
+def _sizes(length: int, align: int) -> list[int]:
+    return [*range(align, length, align), length]
+
+
+def _scaled(length: int, numerator: int, denominator: int, align: int) -> int:
+    """`length * numerator / denominator`, down to a multiple of `align` of at least one; whole from there on."""
+    if numerator == denominator:
+        return length
+    return min(length, max(1, length * numerator // denominator // align) * align)
+
+
+def _starts(weight: tuple[int, ...], epitome: tuple[int, ...], kind: BudgetKind, form: Form) -> ChannelStarts:
+    """Starts per pair of blocks only where they buy something.
+
+    Where the filters are whole or the epitome has one input channel, both forms generate the same weights; and with
+    "auto", where the separable form already has the dense weight's rank, further starts would only cost.
+    """
+    if form == "separable" or (form == "auto" and kind == "madds"):
+        return "separable"
+    if epitome[0] >= weight[0] or epitome[1] == 1:
+        return "separable"
+    taps = prod(weight[2:])
+    keeps_rank = min(epitome[0], epitome[1] * taps) >= min(weight[0], weight[1] * taps)
+    return "separable" if form == "auto" and keeps_rank else "grid"
+
+
+def _spec(weight: tuple[int, ...], epitome: tuple[int, ...], starts: ChannelStarts) -> EpitomeSpec:
+    return EpitomeSpec(weight, epitome, epitome[0], epitome[1], channel_starts=starts)

@@ -1,0 +1,266 @@
+"""From a budget to a plan: which layer gets an epitome of which shape."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from math import isfinite
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+
+from epitorch.cost._allocate import allocate
+from epitorch.cost._ladder import AXES, FORMS, Axes, Form, Ladder, Rung, check_choice, executed_madds, ladder
+from epitorch.cost._sensitivity import Sensitivity
+from epitorch.cost._sensitivity import sensitivity as measure_sensitivity
+from epitorch.cost._survey import Candidate, Survey, survey
+from epitorch.cost.analysis import interpolated_by
+from epitorch.errors import ConversionError, InputError, explain, suggest
+from epitorch.init import evenly_spread
+from epitorch.plans import Budget, BudgetKind, LayerPlan, Plan, Reason
+from epitorch.spec import EpitomeSpec, semantic_order
+
+Policy = Literal["uniform", "front_heavy", "sensitivity"]
+Index = Literal["learner", "direct", "fixed"]
+FRONT, BACK = 1.5, 0.5  # "front_heavy": the common share is raised to this power in the first and in the last layer
+
+
+def plan(
+    model: nn.Module,
+    example_input: Tensor | tuple[Any, ...],
+    *,
+    params: int | None = None,
+    madds: int | None = None,
+    ratio: float | None = None,
+    policy: Policy = "uniform",
+    form: Form = "auto",
+    axes: Axes | Mapping[str, Axes] = "auto",
+    skip: Collection[str] = (),
+    depthwise: bool = False,
+    align: int = 1,
+    index: Index = "learner",
+    sensitivity: Sensitivity | None = None,
+) -> Plan:
+    """Choose an epitome for every layer so that the model meets a budget.
+
+    Exactly one budget is given. The plan's total is at most the budget and misses it by less than the smallest next
+    step of any layer; a smaller budget never gives a larger total.
+
+    Args:
+        model: Any model; it is not changed.
+        example_input: A tensor, or a tuple of the model's arguments. The model runs on it once, in eval mode.
+        params: Largest number of parameters: epitomes, routing maps and all that stays; shared ones once, no learners.
+        madds: Largest number of multiply-adds per sample that the deployed model executes (`deploy` with
+            strategy="reuse"), interpolation included, with every start between two positions.
+        ratio: Parameters of the model over those of the compressed one: `params` in other words.
+        policy: "uniform" keeps the same share of every weight (the paper). "front_heavy" keeps a smaller share of the
+            first layers and a larger one of the last (the paper's "-A"). "sensitivity" spends the budget where a
+            parameter saves most of the measured cost.
+        form: Starts per block ("separable") or per pair of blocks ("grid"). "auto" is separable for a budget on
+            multiply-adds, and for one on parameters grid where separable starts would lower the weight's rank.
+        axes: Channel axes to shorten, or a mapping from name pattern to them (the first that matches; else "auto").
+            "auto" minds the rank: the longer axis first, down to the shorter one, then both.
+        skip: Name patterns (`fnmatch`) of layers to leave.
+        depthwise: Compress depthwise convolutions too.
+        align: Epitome channels are multiples of it, or whole axes.
+        index: How starts come about. A layer whose forward is never called gets "direct" instead of "learner".
+        sensitivity: What `epitorch.sensitivity` measured; by default reconstruction errors, measured here.
+
+    Returns:
+        A plan that names every convolution and linear layer, converted or left with the reason.
+
+    Raises:
+        InputError: If not exactly one budget is given, an option is unknown or the model refuses the example.
+        ConversionError: If nothing can be converted or the budget cannot be met: the message names the totals that can.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Conv2d(8, 64, 1), nn.Conv2d(64, 64, 3))
+        >>> plan(model, torch.zeros(1, 8, 9, 9), ratio=2).params <= 37_568 // 2
+        True
+    """
+    _check_options(policy, form, axes, skip, align, index)
+    _check_one_budget(params=params, madds=madds, ratio=ratio)
+    surveyed = survey(model, example_input, skip=skip, depthwise=depthwise)
+    kind: BudgetKind = "params" if madds is None else "madds"
+    amount = _amount(surveyed, params, madds, ratio)
+    ladders = {c.name: ladder(c, kind, form, _axes_of(c.name, axes), align) for c in surveyed.candidates}
+    if policy == "sensitivity" and sensitivity is None:
+        sensitivity = measure_sensitivity(model, example_input, form=form, skip=skip, depthwise=depthwise)
+    chosen = choose(surveyed, ladders, kind, amount, policy, sensitivity)
+    return _plan(
+        surveyed, ladders, chosen, index, Budget(surveyed.model, kind, amount, surveyed.params, surveyed.madds)
+    )
+
+
+def choose(
+    surveyed: Survey,
+    ladders: Mapping[str, Ladder],
+    kind: BudgetKind,
+    amount: int,
+    policy: Policy = "uniform",
+    measured: Sensitivity | None = None,
+) -> dict[str, Rung]:
+    """Spend a budget on ladders.
+
+    Args:
+        surveyed: The model.
+        ladders: For every candidate, in units of the budget.
+        kind: Of the budget.
+        amount: The budget.
+        policy: As for `plan`.
+        measured: Needed by the policy "sensitivity".
+
+    Returns:
+        A rung for every candidate.
+
+    Raises:
+        ConversionError: If the budget lies below the smallest total or above that of the model as it is.
+    """
+    climbing = {name: rungs for name, rungs in ladders.items() if len(rungs) > 1}
+    costs = [[rung.cost for rung in rungs] for rungs in climbing.values()]
+    dense = surveyed.params if kind == "params" else surveyed.madds
+    fixed = dense - sum(ladder[-1] for ladder in costs)
+    _check_feasible(kind, amount, fixed + sum(ladder[0] for ladder in costs), dense, bool(climbing))
+    levels = allocate(costs, _keys(climbing, policy, measured), amount - fixed)
+    found = {name: rungs[level] for (name, rungs), level in zip(climbing.items(), levels, strict=True)}
+    return {name: found.get(name, rungs[-1]) for name, rungs in ladders.items()}
+
+
+# ---- order of the steps ----
+
+
+def _keys(ladders: Mapping[str, Ladder], policy: Policy, measured: Sensitivity | None) -> list[list[float]]:
+    """For each rung of each ladder when it is climbed to; small numbers first, rising along a ladder."""
+    if policy == "sensitivity":
+        return [_by_gain(name, rungs, measured) for name, rungs in ladders.items()]
+    if policy == "uniform":
+        return [[rung.share for rung in rungs] for rungs in ladders.values()]
+    last = max(len(ladders) - 1, 1)
+    powers = [FRONT + (BACK - FRONT) * position / last for position in range(len(ladders))]
+    return [[r.share ** (1 / power) for r in rungs] for power, rungs in zip(powers, ladders.values(), strict=True)]
+
+
+def _by_gain(name: str, rungs: Ladder, measured: Sensitivity | None) -> list[float]:
+    """Minus the measured cost that a unit of the budget saves; never falling, so that the ladder's order is kept."""
+    if measured is None or name not in measured.costs:
+        known = [] if measured is None else list(measured.costs)
+        raise InputError(
+            explain(
+                f"no sensitivity is known for '{name}'",
+                expected="measurements of this model, with the same skip and depthwise",
+                got=f"{len(known)} other layers{suggest(name, known)}",
+                fix="run epitorch.sensitivity on this model",
+            )
+        )
+    cost = measured.cost(name)
+    keys = [0.0]
+    for before, after in pairwise(rungs):
+        gain = (cost(before.share) - cost(after.share)) / (after.cost - before.cost)
+        keys.append(max(-gain, keys[-1]) if len(keys) > 1 else -gain)
+    return keys
+
+
+# ---- result ----
+
+
+def _plan(
+    surveyed: Survey, ladders: Mapping[str, Ladder], chosen: Mapping[str, Rung], index: Index, budget: Budget
+) -> Plan:
+    layers, facts, left = {}, dict(surveyed.facts), dict(surveyed.left)
+    for layer in surveyed.candidates:
+        spec = chosen[layer.name].spec
+        if spec is None:
+            left[layer.name] = "budget" if len(ladders[layer.name]) > 1 else "too_small"
+            continue
+        planned = layer_plan(layer, spec, index)
+        layers[layer.name] = planned
+        facts[layer.name] = replace(
+            facts[layer.name],
+            madds_dense=layer.madds,
+            madds=executed_madds(layer, spec),
+            madds_fresh=executed_madds(layer, spec, interpolated_by(spec, evenly_spread(spec))),
+            form=planned.form(),
+        )
+    order: list[str] = [*facts, *(name for name in left if name not in facts)]
+    ordered: dict[str, Reason] = {name: left[name] for name in order if name in left}
+    return Plan({name: layers[name] for name in order if name in layers}, ordered, facts, budget)
+
+
+def layer_plan(layer: Candidate, spec: EpitomeSpec, index: Index) -> LayerPlan:
+    """The plan of one layer, in its storage order."""
+    return LayerPlan(
+        semantic_order(spec.epitome_shape, layer.geometry.transposed),
+        channel_starts=spec.channel_starts,
+        # A forward that is never called would show a learner no features.
+        index="direct" if index == "learner" and not layer.called else index,
+    )
+
+
+# ---- what was asked ----
+
+
+def _check_options(policy: object, form: object, axes: object, skip: object, align: object, index: object) -> None:
+    check_choice("policy", policy, get_args(Policy))
+    check_choice("form", form, FORMS)
+    check_choice("index", index, get_args(Index))
+    for choice in axes.values() if isinstance(axes, Mapping) else (axes,):
+        check_choice("axes", choice, AXES)
+    if isinstance(skip, str):
+        raise InputError(explain("skip is a list of patterns", expected="['fc', 'layer4.*']", got=repr(skip)))
+    if type(align) is not int or align < 1:
+        raise InputError(explain("align is not valid", expected="a whole number above 0", got=repr(align)))
+
+
+def _check_one_budget(**budgets: float | None) -> None:
+    given = {name: value for name, value in budgets.items() if value is not None}
+    if len(given) != 1:
+        got = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "none"
+        raise InputError(explain("a plan needs one budget", expected="one of params, madds, ratio", got=got))
+    ((name, value),) = given.items()
+    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not number or value <= 0 or (name != "ratio" and value != int(value)):
+        wanted = "a number of at least 1" if name == "ratio" else "a whole number above 0"
+        raise InputError(explain(f"{name} is not valid", expected=wanted, got=repr(value)))
+    if name == "ratio" and value < 1:
+        raise InputError(explain("ratio is not valid", expected="at least 1: how many times smaller", got=repr(value)))
+
+
+def _amount(surveyed: Survey, params: int | None, madds: int | None, ratio: float | None) -> int:
+    if ratio is not None:
+        return int(surveyed.params / ratio)
+    return int(params if madds is None and params is not None else madds or 0)
+
+
+def _axes_of(name: str, axes: Axes | Mapping[str, Axes]) -> Axes:
+    if not isinstance(axes, Mapping):
+        return axes
+    return next((choice for pattern, choice in axes.items() if fnmatchcase(name, pattern)), "auto")
+
+
+def _check_feasible(kind: BudgetKind, amount: int, least: int, most: int, any_ladder: bool) -> None:
+    if any_ladder and least <= amount <= most:
+        return
+    what = "parameters" if kind == "params" else "multiply-adds"
+    if not any_ladder:
+        found = "no layer that can be made smaller with these options"
+        asked, expected, fix = f"nothing to convert: {found}", f"{most:,} {what}, as the model is", _WIDER
+    elif amount < least:
+        asked, expected = "the budget is too small", f"at least {least:,} {what}, with every epitome at its smallest"
+        fix = "raise the budget, or let more layers take part (skip, depthwise, align)"
+    else:
+        asked, expected = "the budget is larger than the model", f"at most {most:,} {what}, the model as it is"
+        fix = "ask for less: there is nothing to compress"
+    raise ConversionError(explain(asked, expected=expected, got=f"{amount:,}", fix=fix))
+
+
+_WIDER = "look at skip, depthwise, align and, for multiply-adds, form='separable'"
+
+
+def ladders_of(
+    surveyed: Survey, kind: BudgetKind, form: Form = "auto", axes: Axes = "auto", align: int = 1
+) -> dict[str, Ladder]:
+    """Every candidate's ladder."""
+    return {layer.name: ladder(layer, kind, form, axes, align) for layer in surveyed.candidates}
