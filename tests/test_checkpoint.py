@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import epitorch
 from epitorch import _files
 from epitorch.checkpoint import (
     CheckpointConfig,
@@ -326,3 +327,35 @@ def test_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
     assert set(header["__metadata__"]) == {"format", "sha256"}
     layers = [n for n, m in make()[0].named_modules() if isinstance(m, EpitomeLayer)]
     assert {f"{name}.epitome" for name in layers} <= set(header)
+
+
+def test_dtypes_are_those_that_were_saved(tmp_path: Path) -> None:
+    model, config = make()
+    loaded = load_checkpoint(save_checkpoint(tmp_path, model.double(), config)).model
+    assert {p.dtype for p in loaded.parameters()} == {torch.float64}
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert all(p.requires_grad for p in loaded.parameters())
+
+
+def test_starts_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    model, config = make()
+    layer = next(m for m in model.modules() if isinstance(m, epitorch.EpitomeLayer))
+    next(iter(layer.starts().values())).fill_(float("nan"))
+    with pytest.raises(CheckpointError, match="not a finite number"):
+        load_checkpoint(save_checkpoint(tmp_path, model, config))
+
+
+def test_a_deployed_network_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    model, config = make()
+    net = epitorch.deploy(model.eval(), torch.randn(1, 1, 8, 8), strategy="dense")
+    with pytest.raises(CheckpointError, match="a deployed network is not a checkpoint"):
+        save_checkpoint(tmp_path / "c", net, config)
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("change", [{"model": 3}, {"arguments": [1]}, {"batch_size": "x"}])
+def test_values_of_another_type_are_damage(change: dict[str, Any], tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    rewrite(folder, **change)
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_checkpoint(folder)

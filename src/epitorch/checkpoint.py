@@ -94,8 +94,20 @@ def save_checkpoint(folder: str | Path, model: nn.Module, config: CheckpointConf
 
     Returns:
         The folder.
+
+    Raises:
+        CheckpointError: If the model is a deployed one.
     """
     folder = Path(folder)
+    if hasattr(model, "deployment"):
+        raise CheckpointError(
+            explain(
+                "a deployed network is not a checkpoint",
+                expected="the trained model, from which `deploy` makes it again",
+                got=type(model).__name__,
+                where=str(folder),
+            )
+        )
     content = _config_to_json(config)
     if _architecture(_peek(folder / CONFIG)) != _architecture(content):
         (folder / CONFIG).unlink(missing_ok=True)
@@ -226,6 +238,7 @@ def _read_config(path: Path) -> CheckpointConfig:
 
 def _config_from_json(content: dict[str, Any], path: Path) -> CheckpointConfig:
     try:
+        _check_types(content)
         given = content["input"]
         # a later minor version may add keys; what is not known here is left aside
         model_input = ModelInput(**{f.name: tuple(given[f.name]) for f in fields(ModelInput)})
@@ -235,6 +248,20 @@ def _config_from_json(content: dict[str, Any], path: Path) -> CheckpointConfig:
         return CheckpointConfig(**values)
     except (KeyError, TypeError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}", "all keys of a configuration") from error
+
+
+def _check_types(content: dict[str, Any]) -> None:
+    given = content["input"]
+    numbers = [*given["mean"], *given["std"], *given["shape"], content["batch_size"]]
+    right = (
+        isinstance(content["model"], str)
+        and isinstance(content["arguments"], dict)
+        and all(isinstance(given[key], list) for key in ("mean", "std", "shape", "classes"))
+        and len(given["shape"]) == 3
+        and all(isinstance(number, int | float) for number in numbers)
+    )
+    if not right:
+        raise TypeError("a value of another type than its key has")
 
 
 def _plan_from_json(content: dict[str, Any]) -> Plan:
@@ -286,7 +313,10 @@ def _load_state(model: nn.Module, tensors: dict[str, Tensor], path: Path, name: 
     _drop_absent_learners(model, tensors)
     problems = _differences(model.state_dict(), tensors)
     if not problems:
-        model.load_state_dict(tensors, strict=True)
+        try:
+            model.load_state_dict(tensors, strict=True, assign=True)  # dtypes are the checkpoint's
+        except RuntimeError as error:  # starts that are not finite
+            raise CheckpointError(f"{path}: {error}") from error
         return
     raise CheckpointError(
         explain(

@@ -72,7 +72,7 @@ _TRAIN = """
     $EPITORCH_CACHE (default ~/.cache/epitorch; about 180 MB for CIFAR-10).
 
     CIFAR-10 itself: python -c "import torchvision; torchvision.datasets.CIFAR10('DIR', download=True)". The recipes
-    under cifar10-short take about half an hour each on two CPU cores.
+    under cifar10-short take half an hour to an hour each on one CPU core.
 
     examples:
       epitorch train digits/epitome --data digits
@@ -185,7 +185,7 @@ def _described(make: Any, text: str, **options: Any) -> argparse.ArgumentParser:
 
 def _add_demo(commands: Any) -> None:
     parser = _described(commands.add_parser, _DEMO, name="demo", help="train on handwritten digits, no data needed")
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
+    parser.add_argument("--out", type=_folder, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(run=_demo)
@@ -195,7 +195,7 @@ def _add_train(commands: Any) -> None:
     parser = _described(commands.add_parser, _TRAIN, name="train", help="train a recipe and measure the result")
     parser.add_argument("recipe", metavar="RECIPE", help="YAML file, or a name under recipes/")
     _add_data(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/RECIPE/seedN")
+    parser.add_argument("--out", type=_folder, metavar="DIR", help="default: runs/RECIPE/seedN")
     parser.add_argument("--seed", type=int, metavar="N", help="default: the recipe's")
     parser.add_argument("--max-steps", type=int, metavar="N", help="at most so many steps, for a trial")
     parser.add_argument("--overwrite", action="store_true", help="replace the results in --out")
@@ -243,6 +243,15 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accelerator", choices=("auto", "cpu", "cuda"), default="auto", help="default: CUDA where there is one"
     )
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise ValueError(text)
+    return Path(text)
+
+
+_folder.__name__ = "folder"
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from torch import nn
@@ -35,7 +36,7 @@ def param_groups(
     """
     rate = lr / 5 if start_lr is None else start_lr
     for name, value in (("lr", lr), ("weight_decay", weight_decay), ("start_lr", rate)):
-        if not value >= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
             raise InputError(explain(f"{name} is not valid", expected="a number from 0 up", got=repr(value)))
     starts, learners = _starts_and_learners(model)
     apart = {id(parameter) for parameter in (*starts, *learners)}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from epitorch.nn import EpitomeConv1d, EpitomeConv2d, EpitomeConvTranspose2d, EpitomeLinear, learner_starts
@@ -274,3 +275,28 @@ def test_export_of_an_evaluated_layer(index: str) -> None:
     with torch.no_grad():
         layer.epitome.add_(1.0)  # shared with the exported program
     assert not torch.allclose(exported(x), wanted)
+
+
+def test_a_layer_made_on_the_meta_device_takes_a_state_by_assignment_and_trains() -> None:
+    source = EpitomeLinear(8, 16, epitome_shape=(4, 4))
+    with torch.device("meta"):
+        layer = EpitomeLinear(8, 16, epitome_shape=(4, 4))
+    layer.load_state_dict(source.state_dict(), assign=True)
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(layer.train()(x), source.train()(x))
+    torch.testing.assert_close(layer.starts(), source.starts())
+    layer(x).sum().backward()
+    assert not any(buffer.is_meta for buffer in layer.buffers())
+
+
+def test_ensembles_by_vmap_and_fake_tensors() -> None:
+    layers = [EpitomeLinear(8, 16, epitome_shape=(4, 8), index="fixed").eval() for _ in range(2)]
+    parameters, buffers = torch.func.stack_module_state(layers)
+    x = torch.randn(3, 8)
+
+    def run(parameters: Any, buffers: Any) -> Any:
+        return torch.func.functional_call(layers[0], (parameters, buffers), (x,))
+
+    torch.testing.assert_close(torch.vmap(run)(parameters, buffers), torch.stack([layer(x) for layer in layers]))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert layers[0](torch.zeros(5, 8)).shape == (5, 16)

@@ -91,6 +91,7 @@ def test_numbers_with_an_exponent_are_numbers(text: str, tmp_path: Path) -> None
         ("  seed: 1.0", ["'training.seed'", "1.0"]),
         ("  seed: 9223372036854775808", ["'training.seed'", "at most 9223372036854775807"]),
         ("  nesterov: true\n  momentum: 0", ["'training.nesterov' is on without momentum", "line 6"]),
+        ("epitome: {layers: {a: 1}, last_conv: true}", ["'epitome.last_conv' has no effect", "line 6"]),
         ("epitome: {layers: {}}", ["'epitome.layers'", "at least one key", "{}"]),
         ("description: 2026-02-30", ["a value is not valid", "2026-02-30", "line 6"]),
         ("description: a\0b", ["not valid YAML"]),

@@ -147,6 +147,8 @@ class EpitomeLayer(nn.Module, ABC):
     def set_starts(self, starts: Mapping[Axis, Tensor]) -> None:
         """Overwrite the evaluation starts; a learner is made to return them too.
 
+        With a group length g a learner reaches positions up to `size - g` only and returns the nearest that it can.
+
         Raises:
             StartsError: If axes or shapes differ from `starts()`, or a value is not finite.
         """

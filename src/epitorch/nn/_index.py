@@ -183,6 +183,7 @@ class RoutingMap(_KeepsPrecision):
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+        _follow(self, ("_base", "_count", "_seen"), next((value for _, value in self.items()), self.frozen))
         self._seen.fill_(float("nan"))
         if prefix + "frozen" in state_dict:
             self._sync_flag(bool(state_dict[prefix + "frozen"]))
@@ -190,6 +191,14 @@ class RoutingMap(_KeepsPrecision):
     def extra_repr(self) -> str:
         """Axes and shapes."""
         return f"{self.spec.start_shapes}, frozen={self._is_frozen}"
+
+
+def _follow(module: nn.Module, names: tuple[str, ...], loaded: Tensor) -> None:
+    """Make buffers that no state holds where `load_state_dict(assign=True)` filled a module made on the meta device."""
+    for name in names:
+        buffer = getattr(module, name)
+        if buffer.is_meta and not loaded.is_meta:
+            setattr(module, name, torch.zeros_like(buffer, device=loaded.device))
 
 
 class _Head(nn.Linear):
@@ -240,8 +249,13 @@ class IndexLearner(_KeepsPrecision):
         self.register_buffer("_reach", reach.to(device, dtype), persistent=False)
         self.reset(starts)
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+        bias = state_dict.get(prefix + "head.bias")  # the head itself is loaded after this
+        if bias is not None and local_metadata.get("assign_to_params_buffers"):
+            _follow(self, ("_scale", "_reach"), bias)
         self._fill_constants()
 
     def _fill_constants(self) -> None:
@@ -329,11 +343,19 @@ def _attribute(axis: Axis) -> str:
 
 
 def check_finite(starts: Mapping[Axis, Tensor], where: str) -> None:
-    """Raise StartsError naming the layer and axis if a start is NaN or infinite."""
+    """Raise StartsError naming the layer and axis if a start is NaN or infinite.
+
+    Says nothing of starts without readable values: on the meta device, fake, or inside `torch.func.vmap`.
+    """
     for axis, value in starts.items():
-        # a finite sum has finite terms: two operations instead of six
-        if not isfinite(value.detach().sum().item()) and not torch.isfinite(value).all():
+        total = value.detach().sum()  # finite only if its terms are: two operations instead of six
+        if _is_readable(total) and not isfinite(total.item()) and not torch.isfinite(value).all():
             raise StartsError(_not_finite(where, axis, value))
+
+
+def _is_readable(value: Tensor) -> bool:
+    plain = type(value) is Tensor  # a fake tensor is not
+    return plain and not value.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def _not_finite(where: str, axis: Axis, value: Tensor) -> str:

@@ -225,6 +225,7 @@ def _check_together(recipe: Recipe, place: Place) -> None:
                 where=str(place.below("epitome")),
             )
         )
+    _refuse_unused(epitome, place)
     if epitome.freeze_last_epochs > recipe.training.epochs:
         raise RecipeError(
             explain(
@@ -242,6 +243,20 @@ def _check_together(recipe: Recipe, place: Place) -> None:
                 got=0,
                 where=str(place.below("epitome").below("snap")),
                 fix="say in how many last epochs the map is snapped and frozen",
+            )
+        )
+
+
+def _refuse_unused(epitome: EpitomeSection, place: Place) -> None:
+    """With `layers`, what only shapes the plan of MobileNetV2 would be ignored."""
+    unused = [key for key in ("last_conv", "classifier") if getattr(epitome, key)]
+    if epitome.layers is not None and unused:
+        raise RecipeError(
+            explain(
+                f"'epitome.{unused[0]}' has no effect beside 'epitome.layers'",
+                expected="the layer itself among 'layers'",
+                got=repr(getattr(epitome, unused[0])),
+                where=str(place.below("epitome").below(unused[0])),
             )
         )
 
