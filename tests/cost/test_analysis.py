@@ -105,11 +105,14 @@ class Functional(nn.Module):
         return (self.layer(x) @ self.free) @ self.vector * scale
 
 
-def test_multiply_adds_that_no_layer_owns_are_listed() -> None:
+def test_multiply_adds_that_no_layer_owns_are_counted_by_operator() -> None:
     cost = count(Functional(), (torch.zeros(3, 4), 2.0))
-    assert cost.madds == 16
-    assert {(entry.operator, entry.madds) for entry in cost.uncounted} == {("mm", 20), ("mv", 5)}
-    assert "not counted: 20 MAdds of mm in (model)" in str(cost)
+    assert cost.madds == cost.madds_dense == cost.madds_paper == 16 + 20 + 5
+    assert {(entry.operator, entry.madds) for entry in cost.operators} == {("mm", 20), ("mv", 5)}
+    assert cost.by_kind == {"linear": 16, "matrix product": 25}
+    assert "outside of layers: 20 MAdds of mm in (model)" in str(cost)
+    assert "MAdds by kind: linear 16, matrix product 25" in str(cost)
+    assert cost.uncounted == ()
     assert cost.params == 16 + 4 + 20 + 5
 
 
@@ -120,24 +123,51 @@ class Adapted(nn.Linear):
         return super().forward(super().forward(x))
 
 
-def test_surplus_of_a_subclass_is_listed() -> None:
+def test_surplus_of_a_subclass_is_counted_apart() -> None:
     cost = count(nn.Sequential(Adapted(4, 4)), torch.zeros(2, 4))
-    assert (cost.madds, [(entry.where, entry.madds) for entry in cost.uncounted]) == (16, [("0", 16)])
+    assert (cost.madds, cost.layers[0].madds) == (32, 16)
+    assert [(entry.where, entry.kind, entry.madds) for entry in cost.operators] == [("0", "linear", 16)]
+
+
+class AdaptedEpitome(EpitomeLinear):
+    """An epitome layer that does more than deployment would keep."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(super().forward(x))
+
+
+def test_surplus_of_an_epitome_layer_cannot_be_counted_and_is_listed() -> None:
+    cost = count(nn.Sequential(AdaptedEpitome(4, 4, epitome_shape=(2, 4))), torch.zeros(2, 4))
+    assert [(entry.where, entry.madds) for entry in cost.uncounted] == [("0", 16)]
+    assert cost.operators == ()
 
 
 def test_operators_without_formula_are_listed_as_unknown() -> None:
     cost = count(nn.LSTM(4, 4, batch_first=True), torch.zeros(2, 3, 4))
     assert cost.uncounted
-    assert all(entry.madds is None or entry.madds > 0 for entry in cost.uncounted)
+    assert all(entry.madds is None for entry in cost.uncounted)
+    assert "not counted: an unknown number of MAdds of" in str(cost)
+
+
+def test_another_librarys_operators_are_listed_as_unknown() -> None:
+    import torchvision
+
+    layer = torchvision.ops.DeformConv2d(2, 4, 3)
+    cost = count(layer, (torch.zeros(1, 2, 5, 5), torch.zeros(1, 18, 3, 3)))
+    assert [(entry.operator, entry.madds) for entry in cost.uncounted] == [("torchvision.deform_conv2d", None)]
 
 
 def test_attention_is_seen() -> None:
     tokens, width = 5, 8
     attention = nn.TransformerEncoderLayer(width, 2, 16, batch_first=True)
     cost = count(attention, torch.zeros(3, tokens, width))
-    seen = sum(entry.madds or 0 for entry in cost.uncounted)
     projections, products = tokens * width * 4 * width, 2 * tokens * tokens * width
-    assert (cost.madds, seen) == (2 * tokens * width * 16, projections + products)
+    assert cost.by_kind == {
+        "linear": 2 * tokens * width * 16,
+        "matrix product": projections,  # its weights are read by functions
+        "attention": products,
+    }
+    assert cost.madds == sum(cost.by_kind.values())
 
 
 # ---- epitome models ----
@@ -322,7 +352,10 @@ def test_plain_data(small: Cost) -> None:
     assert data["madds"] == small.madds
     assert [layer["name"] for layer in data["layers"]] == ["0", "2"]
     assert sum(layer["madds"] for layer in data["layers"]) == data["madds"]
-    assert data["uncounted"] == []
+    assert data["uncounted"] == data["operators"] == []
+    assert data["by_kind"] == small.by_kind
+    assert sum(data["by_kind"].values()) == data["madds"]
+    assert set(data["by_kind"]) == {"convolution", "interpolation"}
 
 
 def test_example_without_a_tensor() -> None:

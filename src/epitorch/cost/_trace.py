@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from epitorch.cost.formulas import Kind
 from epitorch.errors import InputError, explain
 from epitorch.nn import EpitomeLayer, EpitomeLinear
 
@@ -25,6 +26,15 @@ _VECTOR_PRODUCTS = {
     "aten.vdot": 0,
 }  # argument with one MAdd an element
 _ATTENTION = ("aten._scaled_dot_product_flash_attention_for_cpu",)  # torch has formulas for the CUDA ones only
+_MIXING = {"aten.lerp.Scalar": 2, "aten.add_.Tensor": 1}  # of a deployed reuse layer, per element of the result
+_TORCHS_OWN = (
+    "aten",
+    "prim",
+    "prims",
+    "profiler",
+    "inductor",
+    "higher_order",
+)  # other libraries' operators are unknown
 _OPAQUE = (
     "_native_multi_head_attention",
     "_scaled_dot_product_fused_attention_overrideable",
@@ -34,6 +44,14 @@ _OPAQUE = (
     "_cudnn_rnn",
     "miopen_rnn",
     "_cdist_forward",
+    "_fft_r2c",
+    "_fft_c2c",
+    "_fft_c2r",
+    "_addmm_activation",
+    "_grouped_mm",
+    "_int_mm",
+    "addbmm",
+    "ormqr",
 )  # these multiply and add, but torch has no formula for them
 
 
@@ -55,7 +73,7 @@ class Trace:
     Args:
         batch: Samples in the example.
         calls: By qualified name, every counted module, called or not.
-        foreign: Multiply-adds outside of counted modules, by (module, operator); None where unknown.
+        foreign: Operations outside of counted modules, by (module, operator); None where unknown.
         output: What the model returned.
     """
 
@@ -98,6 +116,16 @@ def counted_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+def deployed_layers(model: nn.Module) -> list[Any]:
+    """Layers that `deploy` made to run on their epitome, once each: they have an epitome but no learner to train."""
+    return [module for module in model.modules() if _is_deployed(module)]
+
+
+def _is_deployed(module: nn.Module) -> bool:
+    """By what it has: the deployed classes are built on top of this package."""
+    return isinstance(getattr(module, "epitome", None), nn.Parameter) and not isinstance(module, EpitomeLayer)
+
+
 def epitome_layers(model: nn.Module) -> list[EpitomeLayer]:
     """Every epitome layer once."""
     return [module for module in model.modules() if isinstance(module, EpitomeLayer)]
@@ -124,6 +152,7 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.record = record
         self.stack: list[tuple[str, Calls | None]] = []
+        self.deployed: set[str] = set()
         self.unbatched, self.example_dims = False, example_dims
 
     @contextmanager
@@ -132,6 +161,8 @@ class _Watch(TorchDispatchMode):
         handles = []
         for name, module in model.named_modules():
             calls = self.record.calls.get(name)
+            if _is_deployed(module):
+                self.deployed.add(name)
             handles.append(module.register_forward_pre_hook(partial(self._enter, name, calls), prepend=True))
             handles.append(module.register_forward_hook(partial(self._leave, calls), with_kwargs=True))
         try:
@@ -158,6 +189,8 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         madds = _madds(func, args, kwargs or {}, output)
+        if str(func) in _MIXING and self.stack and self.stack[-1][0] in self.deployed:
+            madds = _MIXING[str(func)] * output.numel()
         if madds != 0:
             self._attribute(func, madds)
         return output
@@ -195,7 +228,16 @@ def _madds(func: Any, args: Any, kwargs: Any, output: Any) -> int | None:
         return query.numel() * key[-2] + query[:-1].numel() * key[-2] * value[-1]
     if name in _VECTOR_PRODUCTS:
         return args[_VECTOR_PRODUCTS[name]].numel()
-    return None if name.rpartition(".")[2] in _OPAQUE else 0
+    return None if name.rpartition(".")[2] in _OPAQUE or func.namespace not in _TORCHS_OWN else 0
+
+
+def operator_kind(operator: str) -> Kind:
+    """Kind of a counted operator by torch's name, as `Trace.foreign` has it."""
+    if operator in {name.removeprefix("aten.").partition(".")[0] for name in _MIXING}:
+        return "interpolation"
+    if "attention" in operator:
+        return "attention"
+    return "convolution" if "conv" in operator else "matrix product"
 
 
 def _batch(arguments: tuple[Any, ...]) -> int:

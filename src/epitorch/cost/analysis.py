@@ -9,11 +9,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from epitorch.cost._trace import Calls, Trace, as_arguments, epitome_layers, is_linear, quiet, trace
+from epitorch.cost._table import aligned, table
+from epitorch.cost._trace import (
+    Calls,
+    Trace,
+    as_arguments,
+    deployed_layers,
+    epitome_layers,
+    is_linear,
+    operator_kind,
+    quiet,
+    trace,
+)
 from epitorch.cost.formulas import (
+    KINDS,
     Choice,
     Geometry,
     Interpolated,
+    Kind,
     best,
     dense_madds,
     executed,
@@ -23,6 +36,20 @@ from epitorch.cost.formulas import (
 from epitorch.functional import split_starts
 from epitorch.nn import AdaptedLayer, EpitomeLayer
 from epitorch.spec import Axis, EpitomeSpec
+
+__all__ = [
+    "Cost",
+    "LayerCost",
+    "OperatorCost",
+    "Uncounted",
+    "aligned",
+    "cheapest",
+    "count",
+    "geometry_of",
+    "interpolated_of",
+]
+
+_BEYOND = "more than the layer's own"
 
 
 @dataclass(frozen=True)
@@ -42,6 +69,7 @@ class LayerCost:
         madds_paper: By the paper's formula; of a dense layer its plain multiply-adds.
         madds_dense: Of the dense layer with the same weight shape.
         strategy: How `deploy(..., strategy="reuse")` runs it; "dense" for a layer without epitome.
+        operation: "convolution" or "linear".
     """
 
     name: str
@@ -56,6 +84,7 @@ class LayerCost:
     madds_paper: int
     madds_dense: int
     strategy: str
+    operation: Kind
 
     @property
     def params(self) -> int:
@@ -64,13 +93,30 @@ class LayerCost:
 
 
 @dataclass(frozen=True)
-class Uncounted:
-    """Multiply-adds that no counted layer owns, say a matrix product in `forward`. Not in `Cost.madds`.
+class OperatorCost:
+    """Operations that no counted layer owns, say a matrix product in `forward`. Part of `Cost.madds`.
 
     Args:
         where: Innermost module that ran it; "" is the model itself.
-        operator: torch's name, or "more than the layer's own" inside of a counted layer.
-        madds: Per sample; None where torch has no formula.
+        operator: torch's name, or "more than the layer's own" inside of a dense layer.
+        kind: Kind of operation; a weight read by `F.linear` is a matrix product.
+        madds: Per sample.
+    """
+
+    where: str
+    operator: str
+    kind: Kind
+    madds: int
+
+
+@dataclass(frozen=True)
+class Uncounted:
+    """What could not be counted. Not in `Cost.madds`.
+
+    Args:
+        where: Innermost module that ran it; "" is the model itself.
+        operator: torch's name, or "more than the layer's own" inside of an epitome layer (a subclass).
+        madds: Per sample; None for an operator without a formula.
     """
 
     where: str
@@ -92,6 +138,7 @@ class Cost:
     params_other: int
     params_learner: int
     uncounted: tuple[Uncounted, ...]
+    operators: tuple[OperatorCost, ...] = ()
 
     @property
     def params(self) -> int:
@@ -101,30 +148,48 @@ class Cost:
     @property
     def madds(self) -> int:
         """Executed operations per sample."""
-        return sum(layer.madds for layer in self.layers)
+        return self._total("madds") + sum(entry.madds for entry in self.operators)
 
     @property
     def madds_interpolation(self) -> int:
         """Lerps and additions of the reuse, part of `madds`."""
-        return sum(layer.madds_interpolation for layer in self.layers)
+        return self.by_kind.get("interpolation", 0)
 
     @property
     def madds_paper(self) -> int:
-        """By the paper's "Reduced MAdd", corrected as `formulas.paper_madds` says."""
-        return sum(layer.madds_paper for layer in self.layers)
+        """By the paper's "Reduced MAdd", corrected as `formulas.paper_madds` says; work outside of layers as it is."""
+        return self._total("madds_paper") + self._outside
 
     @property
     def madds_dense(self) -> int:
         """Of the same architecture with plain weights."""
-        return sum(layer.madds_dense for layer in self.layers)
+        return self._total("madds_dense") + self._outside
+
+    @property
+    def by_kind(self) -> dict[Kind, int]:
+        """`madds` by kind of operation; kinds that do not occur are left out."""
+        kinds = dict.fromkeys(KINDS, 0)
+        for layer in self.layers:
+            kinds[layer.operation] += layer.madds - layer.madds_interpolation
+            kinds["interpolation"] += layer.madds_interpolation
+        for entry in self.operators:
+            kinds[entry.kind] += entry.madds
+        return {kind: madds for kind, madds in kinds.items() if madds}
+
+    @property
+    def _outside(self) -> int:
+        return sum(entry.madds for entry in self.operators if entry.kind != "interpolation")
+
+    def _total(self, name: str) -> int:
+        return sum(getattr(layer, name) for layer in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: the totals, every layer, and what was not counted."""
-        totals = ("params", "madds", "madds_interpolation", "madds_paper", "madds_dense")
+        totals = ("params", "madds", "madds_interpolation", "madds_paper", "madds_dense", "by_kind")
         return {name: getattr(self, name) for name in totals} | asdict(self)
 
     def __str__(self) -> str:
-        return _table(self)
+        return table(self)
 
 
 def count(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> Cost:
@@ -135,12 +200,13 @@ def count(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> Cost:
     as they are.
 
     Args:
-        model: Any module. Count a converted model before `deploy`: a deployed one's reuse layers are not known here and
-            their work is listed in `uncounted`.
+        model: Any module. Of a deployed one, reuse layers have no row: their work is in `operators`, so that `params`
+            and `madds` are the trained model's, while `madds_dense` and `madds_paper` are those of what is left.
         example_input: A tensor, or a tuple of the model's arguments; the first axis of the first tensor is the batch.
 
     Returns:
-        Totals, a row for each convolution, linear and epitome layer, and multiply-adds that none of them owns.
+        Totals, a row for each convolution, linear and epitome layer, operators that none of them owns, and what could
+        not be counted.
 
     Raises:
         InputError: If the example holds no tensor.
@@ -155,8 +221,9 @@ def count(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> Cost:
         watched = copy.deepcopy(model).eval()
     record = trace(watched, as_arguments(example_input))
     layers = tuple(_layer_cost(name, calls, record, own) for name, calls, own in _with_own(record))
-    epitomes = _ids(layer.epitome for layer in epitome_layers(watched))
+    epitomes = _ids(layer.epitome for layer in [*epitome_layers(watched), *deployed_layers(watched)])
     routing = _ids(value for layer in epitome_layers(watched) for _, value in layer.routing_map.items())
+    routing |= _ids(value for layer in deployed_layers(watched) for value in layer.starts().values())
     learners = _ids(p for layer in epitome_layers(watched) for p in _learner(layer))
     kept = {key: size for key, size in _ids(watched.parameters()).items() if key not in learners}
     other = sum(size for key, size in kept.items() if key not in epitomes and key not in routing)
@@ -167,6 +234,7 @@ def count(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> Cost:
         other,
         sum(learners.values()),
         _uncounted(record, layers),
+        _operators(record, layers),
     )
 
 
@@ -272,62 +340,27 @@ def _layer_cost(name: str, calls: Calls, record: Trace, own: _Own) -> LayerCost:
         paper,
         dense,
         strategy,
+        "linear" if is_linear(module) else "convolution",
     )
 
 
-def _uncounted(record: Trace, layers: tuple[LayerCost, ...]) -> tuple[Uncounted, ...]:
-    """Operators outside of counted layers, and what a counted layer (a subclass) does beyond its formula."""
+def _operators(record: Trace, layers: tuple[LayerCost, ...]) -> tuple[OperatorCost, ...]:
+    """Counted operators outside of layers, and what a dense layer (a subclass) does beyond its formula."""
     found = [
-        Uncounted(where, operator, None if madds is None else record.per_sample(madds))
+        OperatorCost(where, operator, operator_kind(operator), record.per_sample(madds))
         for (where, operator), madds in record.foreign.items()
+        if madds is not None
     ]
-    for layer in layers:
-        surplus = record.per_sample(record.calls[layer.name].observed) - layer.madds_dense
-        if surplus > 0:
-            found.append(Uncounted(layer.name, "more than the layer's own", surplus))
-    return tuple(found)
+    extra = [(layer, _surplus(record, layer)) for layer in layers if layer.strategy == "dense"]
+    return (*found, *(OperatorCost(one.name, _BEYOND, one.operation, madds) for one, madds in extra if madds > 0))
 
 
-def _table(cost: Cost) -> str:
-    head = ("layer", "kind", "params", "MAdds", "interpolation", "MAdds (paper)", "MAdds (dense)", "runs as")
-    rows: list[tuple[str, ...]] = [
-        (
-            layer.name or "(model)",
-            layer.kind,
-            f"{layer.params:,}",
-            f"{layer.madds:,}",
-            f"{layer.madds_interpolation:,}",
-            f"{layer.madds_paper:,}",
-            f"{layer.madds_dense:,}",
-            layer.strategy,
-        )
-        for layer in cost.layers
-    ]
-    rest = cost.params - sum(layer.params for layer in cost.layers)
-    total = (cost.madds, cost.madds_interpolation, cost.madds_paper, cost.madds_dense)
-    rows.append(("(everything else)", "", f"{rest:,}", "", "", "", "", ""))
-    rows.append(("total", "", f"{cost.params:,}", *(f"{number:,}" for number in total), ""))
-    return "\n".join([*aligned([head, *rows], left=(0, 1, 7)), *_notes(cost)])
+def _uncounted(record: Trace, layers: tuple[LayerCost, ...]) -> tuple[Uncounted, ...]:
+    """Operators without a formula, and what an epitome layer (a subclass) does beyond its own."""
+    found = [Uncounted(where, operator, None) for (where, operator), madds in record.foreign.items() if madds is None]
+    extra = [(layer, _surplus(record, layer)) for layer in layers if layer.strategy != "dense"]
+    return (*found, *(Uncounted(layer.name, _BEYOND, madds) for layer, madds in extra if madds > 0))
 
 
-def _notes(cost: Cost) -> list[str]:
-    notes = [
-        f"params = epitomes {cost.params_epitome:,} + routing maps {cost.params_routing:,}"
-        f" + everything else {cost.params_other:,}"
-    ]
-    if cost.params_learner:
-        notes.append(f"index learners (training only, not in params): {cost.params_learner:,}")
-    for entry in cost.uncounted:
-        amount = "an unknown number of" if entry.madds is None else f"{entry.madds:,}"
-        notes.append(f"not counted: {amount} MAdds of {entry.operator} in {entry.where or '(model)'}")
-    return notes
-
-
-def aligned(rows: list[tuple[str, ...]], left: tuple[int, ...]) -> list[str]:
-    """Lines of a table; the columns in `left` are flush left, the others flush right."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+def _surplus(record: Trace, layer: LayerCost) -> int:
+    return record.per_sample(record.calls[layer.name].observed) - layer.madds_dense

@@ -20,6 +20,10 @@ from epitorch.spec import EpitomeSpec
 Strategy = Literal["product_map", "wrapping", "both", "folded"]
 STRATEGIES: tuple[Strategy, ...] = ("product_map", "wrapping", "both", "folded")
 
+Kind = Literal["convolution", "linear", "matrix product", "attention", "interpolation"]
+KINDS: tuple[Kind, ...] = ("convolution", "linear", "matrix product", "attention", "interpolation")
+"""Kinds of operation in `Cost.by_kind`. Interpolation is the reuse's lerps and additions."""
+
 Reason = Literal[
     "fewest operations",
     "asked for",
