@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 import epitorch
-from epitorch.conversion import weight_layers
+from epitorch.conversion import weight_layers, why_left
 from epitorch.cost._trace import tensors
 from epitorch.nn import EpitomeLayer
 from sweep_inputs import Subject, subject, timm_names, torchvision_names
@@ -116,12 +116,12 @@ def _steps(what: Subject, row: dict[str, Any]) -> None:
     inputs, wanted = _first_that_runs(model, what.inputs)
     before = sum(parameter.numel() for parameter in model.parameters())
     row.update(params=before, input=[list(tensor.shape) for tensor in tensors(inputs)][:2], step="plan")
+    if all(why_left(layer) is not None for _, layer in weight_layers(model)):
+        row.update(outcome="nothing", problem="no convolution or linear layer that could be converted", step=None)
+        return
     plan = epitorch.plan(model, inputs, ratio=RATIO, depthwise=True)
     row["step"] = "convert"
     report = epitorch.convert_(model, plan)
-    if not report.converted:
-        row.update(outcome="nothing", problem="nothing to convert")
-        return
     row.update(_coverage(model, report), converted=len(report.converted), left=len(report.left))
     row["step"] = "parameters"
     planned = epitorch.count(model, inputs).params
