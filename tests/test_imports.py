@@ -28,6 +28,7 @@ ORDER = [
     "functional",
     "init",
     "nn",
+    "warmstart",
     "plan",
     "conversion",
     "optim",
