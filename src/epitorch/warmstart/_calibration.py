@@ -130,7 +130,7 @@ def _squares(module: Any, features: Tensor) -> tuple[Tensor, int]:
         return rows.sum(0), rows.shape[0]
     spatial = len(module.kernel_size)
     rows = squares.flatten(-spatial).sum(-1).reshape(-1, module.in_channels)  # a sample without batch axis: one row
-    count = rows.shape[0] * squares[..., *[slice(None)] * spatial].numel() // rows.numel()
+    count = squares.numel() // module.in_channels
     if isinstance(module, _TRANSPOSED) or getattr(module, "transposed", False):
         return rows.sum(0), count
     return rows.reshape(-1, module.in_channels // module.groups).sum(0), count * module.groups
