@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from epitorch.errors import InputError, ShapeError, explain
+from epitorch.errors import InputError, ShapeError, StartsError, explain
 from epitorch.functional import check_start_shapes
 from epitorch.init import evenly_spread
 from epitorch.nn import EpitomeLayer
@@ -103,7 +103,7 @@ def fit_epitome(
     spread = _solved(target, even)
     best = spread
     if starts is not None:
-        check_start_shapes(starts, spec)
+        _check_starts(starts, spec)
         best = _solved(target, {axis: starts[axis].detach().to(weight.device, dtype).double() for axis in even})
     if search == "alternating" and even:
         best = _search(target, best, rules, rounds, dtype)
@@ -229,6 +229,13 @@ def _target(weight: Tensor, spec: EpitomeSpec, input_weight: Tensor | None) -> T
     if input_weight is not None:
         importance = input_weight.detach().to(wide).square()
     return Target(wide.contiguous(), importance, spec)
+
+
+def _check_starts(starts: Mapping[Axis, Tensor], spec: EpitomeSpec) -> None:
+    check_start_shapes(starts, spec)
+    for axis, value in starts.items():
+        if not torch.isfinite(value).all():
+            raise StartsError(explain("starts must be finite", expected="numbers", got=f"{axis}: {value}"))
 
 
 def _check(weight: Tensor, spec: EpitomeSpec, input_weight: Tensor | None, search: str, rounds: int) -> None:
