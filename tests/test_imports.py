@@ -32,6 +32,7 @@ ORDER = [
     "nn",
     "plans",
     "folding",
+    "warmstart",
     "conversion",
     "optim",
     "cost",
