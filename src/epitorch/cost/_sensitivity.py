@@ -166,9 +166,10 @@ class _Measure:
         found: dict[float, float] = {}
         for share in shares:
             rung = [rung for rung in rungs[:-1] if rung.share <= share or rung is rungs[0]][-1]
-            if rung.spec is None or rung.share in found:
+            spec = rung.spec(layer.shape)
+            if spec is None or rung.share in found:
                 continue
-            made = approximate(weight, rung.spec)
+            made = approximate(weight, spec)
             found[rung.share] = self._cost(layer.name, weight, made, transposed)
         return tuple(sorted(found.items()))
 

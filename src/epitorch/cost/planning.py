@@ -86,7 +86,7 @@ def plan(
     surveyed = survey(model, example_input, skip=skip, depthwise=depthwise)
     kind: BudgetKind = "params" if madds is None else "madds"
     amount = _amount(surveyed, params, madds, ratio)
-    ladders = {c.name: ladder(c, kind, form, _axes_of(c.name, axes), align) for c in surveyed.candidates}
+    ladders = ladders_of(surveyed, kind, form, axes, align)
     if policy == "sensitivity" and sensitivity is None:
         sensitivity = measure_sensitivity(model, example_input, form=form, skip=skip, depthwise=depthwise)
     chosen = choose(surveyed, ladders, kind, amount, policy, sensitivity)
@@ -171,7 +171,7 @@ def _plan(
 ) -> Plan:
     layers, facts, left = {}, dict(surveyed.facts), dict(surveyed.left)
     for layer in surveyed.candidates:
-        spec = chosen[layer.name].spec
+        spec = chosen[layer.name].spec(layer.shape)
         if spec is None:
             left[layer.name] = "budget" if len(ladders[layer.name]) > 1 else "too_small"
             continue
@@ -260,7 +260,18 @@ _WIDER = "look at skip, depthwise, align and, for multiply-adds, form='separable
 
 
 def ladders_of(
-    surveyed: Survey, kind: BudgetKind, form: Form = "auto", axes: Axes = "auto", align: int = 1
+    surveyed: Survey,
+    kind: BudgetKind,
+    form: Form = "auto",
+    axes: Axes | Mapping[str, Axes] = "auto",
+    align: int = 1,
 ) -> dict[str, Ladder]:
-    """Every candidate's ladder."""
-    return {layer.name: ladder(layer, kind, form, axes, align) for layer in surveyed.candidates}
+    """Every candidate's ladder, in units of the budget; layers of the same shape share one."""
+    made: dict[tuple[Candidate, Axes], Ladder] = {}
+    found = {}
+    for layer in surveyed.candidates:
+        key = replace(layer, name=""), _axes_of(layer.name, axes)
+        if key not in made:
+            made[key] = ladder(key[0], kind, form, key[1], align)
+        found[layer.name] = made[key]
+    return found
