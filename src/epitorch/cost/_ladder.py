@@ -54,10 +54,7 @@ def ladder(layer: Candidate, kind: BudgetKind, form: Form, axes: Axes, align: in
     elements = prod(layer.shape)
     for shape in reversed(shapes):
         starts = _starts(layer.shape, shape, kind, form)
-        if kind == "params":
-            cost = epitome_params(layer.shape, shape, starts)
-        else:
-            cost = executed_madds(layer, make_spec(layer.shape, shape, starts))
+        cost = epitome_params(layer.shape, shape, starts) if kind == "params" else fewest_madds(layer, shape, starts)
         if cost < rungs[-1].cost:
             rungs.append(Rung(cost, prod(shape) / elements, shape, starts))
     return tuple(reversed(rungs))
@@ -72,6 +69,19 @@ def epitome_params(weight: tuple[int, ...], epitome: tuple[int, ...], starts: Ch
     has_in = inputs > 1 and (inputs < in_ or (grid and blocks_out > 1))
     per_out, per_in = (blocks_out * blocks_in,) * 2 if grid else (blocks_out, blocks_in)
     return prod(epitome) + has_out * per_out + has_in * per_in
+
+
+def fewest_madds(layer: Candidate, epitome: tuple[int, ...], starts: ChannelStarts) -> int:
+    """`executed_madds` of `make_spec(...)`, likewise fast: the cheapest of folding, product map, wrapping and both."""
+    if layer.own_forward or starts == "grid":
+        return layer.madds
+    (out, in_), (filters, inputs), at = layer.shape[:2], epitome[:2], layer.geometry
+    lerps = 2 * out * (filters > 1) * at.out_repeats * at.out_positions
+    sums = in_ * (1 + (inputs > 1)) * at.in_repeats * at.in_positions
+    rows = [(out, 0), (filters * at.in_repeats, lerps)][: 1 + (filters < out and filters * at.in_repeats < out)]
+    columns = [(in_, 0), (inputs * at.out_repeats, sums)][: 1 + (inputs < in_ and inputs * at.out_repeats < in_)]
+    taps = prod(layer.shape[2:]) * at.kernel_positions
+    return min(r * c * taps + more + extra for r, more in rows for c, extra in columns)
 
 
 def executed_madds(layer: Candidate, spec: EpitomeSpec, between: Interpolated | None = None) -> int:

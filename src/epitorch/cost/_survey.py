@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from epitorch.conversion import EPITOME_CLASSES, weight_layers, why_left
-from epitorch.cost._trace import Calls, Trace, as_arguments, epitome_layers, quiet, tensors, trace
+from epitorch.cost._trace import Calls, Trace, as_arguments, epitome_layers, eval_copy, tensors, trace
 from epitorch.cost.analysis import cheapest, geometry_of
 from epitorch.cost.formulas import Geometry
 from epitorch.errors import ConversionError, EpitorchError, InputError, explain
@@ -131,7 +130,11 @@ def check_model(model: nn.Module) -> None:
         if isinstance(parameter, nn.UninitializedParameter):
             raise ConversionError(
                 explain(
-                    "a lazy layer has no shape yet", expected="run the model once first", got="no sizes", where=name
+                    "a lazy layer has no shape yet",
+                    expected="sizes",
+                    got="none",
+                    where=name,
+                    fix="run the model once first",
                 )
             )
     if next(model.parameters(), None) is None:
@@ -150,13 +153,12 @@ def _quantized_note(model: nn.Module) -> str:
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    with quiet(model):
-        try:
-            return copy.deepcopy(model).eval()
-        except Exception as error:
-            raise InputError(
-                explain("the model cannot be copied", expected="a model that copy.deepcopy takes", got=error)
-            ) from error
+    try:
+        return eval_copy(model)
+    except Exception as error:  # whatever the model's own code may raise
+        raise InputError(
+            explain("the model cannot be copied", expected="a model that copy.deepcopy takes", got=error)
+        ) from error
 
 
 def _run(watched: nn.Module, example_input: Any, reads: _Reads) -> Trace:

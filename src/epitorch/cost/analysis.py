@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from epitorch.cost._table import aligned, table
-from epitorch.cost._trace import (
-    Calls,
-    Trace,
-    as_arguments,
-    deployed_layers,
-    epitome_layers,
-    is_linear,
-    operator_kind,
-    quiet,
-    trace,
-)
+from epitorch.cost._trace import Calls, Trace, as_arguments, epitome_layers, eval_copy, is_linear, trace
 from epitorch.cost.formulas import (
     KINDS,
     Choice,
@@ -217,8 +205,7 @@ def count(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> Cost:
         >>> cost.params, cost.madds
         (216, 3456)
     """
-    with quiet(model):
-        watched = copy.deepcopy(model).eval()
+    watched = eval_copy(model)
     record = trace(watched, as_arguments(example_input))
     layers = tuple(_layer_cost(name, calls, record, own) for name, calls, own in _with_own(record))
     epitomes = _ids(layer.epitome for layer in [*epitome_layers(watched), *deployed_layers(watched)])
