@@ -173,7 +173,7 @@ def _run(watched: nn.Module, example_input: Any, reads: _Reads) -> Trace:
                 "the model does not run on the example input",
                 expected="a tensor, or a tuple of arguments, that model(*arguments) takes",
                 got=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
-                fix="give an input of the shape and type that the model is used with",
+                fix="give an input of the shape and type that the model is used with (--input)",
             )
         ) from error
 
