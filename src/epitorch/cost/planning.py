@@ -83,6 +83,14 @@ def plan(
     """
     _check_options(policy, form, axes, skip, align, index)
     _check_one_budget(params=params, madds=madds, ratio=ratio)
+    if madds is not None and form == "grid":
+        raise InputError(
+            explain(
+                "starts per pair of blocks save no multiply-adds",
+                expected="form='separable' or 'auto' for a budget on multiply-adds",
+                got="form='grid'",
+            )
+        )
     surveyed = survey(model, example_input, skip=skip, depthwise=depthwise)
     kind: BudgetKind = "params" if madds is None else "madds"
     amount = _amount(surveyed, params, madds, ratio)
@@ -256,7 +264,7 @@ def _check_feasible(kind: BudgetKind, amount: int, least: int, most: int, any_la
     raise ConversionError(explain(asked, expected=expected, got=f"{amount:,}", fix=fix))
 
 
-_WIDER = "look at skip, depthwise, align and, for multiply-adds, form='separable'"
+_WIDER = "look at skip, depthwise and align; a layer with a forward of its own saves no multiply-adds"
 
 
 def ladders_of(

@@ -70,7 +70,7 @@ def _yaml(content: Mapping[str, Any]) -> str:
 
 def _key(name: str) -> str:
     """Quoted unless it begins like a word: `1e3` would be read as a number."""
-    return _inline(name) if name[:1].isalpha() else json.dumps(name)
+    return _inline(name) if name[:1].isalpha() else json.dumps(name, ensure_ascii=False)
 
 
 def _inline(value: Any) -> str:
