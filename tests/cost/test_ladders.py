@@ -134,13 +134,11 @@ def test_an_allocation_that_looks_at_the_budget_is_not_monotone() -> None:
 
 
 def by_parts(costs: list[list[int]], budget: int) -> int:
-    whole = sum(ladder[-1] for ladder in costs)
-    levels = [sum(cost * whole <= budget * ladder[-1] for cost in ladder) - 1 for ladder in costs]
-    for k, ladder in enumerate(costs):
-        while (
-            levels[k] + 1 < len(ladder) and total(costs, levels) + ladder[levels[k] + 1] - ladder[levels[k]] <= budget
-        ):
-            levels[k] += 1
+    whole = sum(rungs[-1] for rungs in costs)
+    levels = [sum(cost * whole <= budget * rungs[-1] for cost in rungs) - 1 for rungs in costs]
+    for k, rungs in enumerate(costs):
+        for before, after in pairwise(rungs[levels[k] :]):
+            levels[k] += total(costs, levels) + after - before <= budget
     return total(costs, levels)
 
 
