@@ -138,7 +138,9 @@ def by_parts(costs: list[list[int]], budget: int) -> int:
     levels = [sum(cost * whole <= budget * rungs[-1] for cost in rungs) - 1 for rungs in costs]
     for k, rungs in enumerate(costs):
         for before, after in pairwise(rungs[levels[k] :]):
-            levels[k] += total(costs, levels) + after - before <= budget
+            if total(costs, levels) + after - before > budget:
+                break
+            levels[k] += 1
     return total(costs, levels)
 
 
