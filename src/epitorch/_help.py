@@ -37,7 +37,7 @@ TRAIN = """
     $EPITORCH_CACHE (default ~/.cache/epitorch; about 180 MB for CIFAR-10).
 
     CIFAR-10 itself: python -c "import torchvision; torchvision.datasets.CIFAR10('DIR', download=True)". The recipes
-    under cifar10-short take about half an hour each on two CPU cores.
+    under cifar10-short take half an hour to an hour each on one CPU core.
 
     examples:
       epitorch train digits/epitome --data digits

@@ -243,12 +243,27 @@ def _read_config(path: Path) -> CheckpointConfig:
 
 def _config_from_json(content: dict[str, Any], path: Path) -> CheckpointConfig:
     try:
+        _check_types(content)
         model_input, plan = _input_from_json(content["input"]), content["plan"]
         values = {f.name: content[f.name] for f in fields(CheckpointConfig)}
         values.update(input=model_input, plan=None if plan is None else _plan_from_json(plan))
         return CheckpointConfig(**values)
     except (KeyError, TypeError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}", "all keys of a configuration") from error
+
+
+def _check_types(content: dict[str, Any]) -> None:
+    right = isinstance(content["model"], str) and isinstance(content["arguments"], dict)
+    given, batch_size = content["input"], content["batch_size"]
+    if given is not None:
+        numbers = [*given["mean"], *given["std"], *given["shape"], batch_size]
+        right = right and (
+            all(isinstance(given[key], list) for key in ("mean", "std", "shape", "classes"))
+            and len(given["shape"]) == 3
+            and all(isinstance(number, int | float) for number in numbers)
+        )
+    if not right or (given is None) != (batch_size is None):
+        raise TypeError("a value of another type than its key has")
 
 
 def _input_from_json(given: dict[str, Any] | None) -> ModelInput | None:

@@ -126,7 +126,7 @@ def _add_demo(commands: Any) -> None:
     parser = _described(
         commands.add_parser, _help.DEMO, name="demo", help="train on handwritten digits, no data needed"
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
+    parser.add_argument("--out", type=_folder, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(run=_demo)
@@ -197,7 +197,7 @@ def _add_convert(commands: Any) -> None:
     parser = _described(commands.add_parser, _help.CONVERT, name="convert", help="write a model converted by a plan")
     parser.add_argument("model", metavar="MODEL", help="a model's name")
     parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help="what `epitorch plan` wrote")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the checkpoint")
+    parser.add_argument("--out", type=_folder, required=True, metavar="DIR", help="folder of the checkpoint")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the fresh weights; default: 0")
     parser.set_defaults(run=_convert)
 

@@ -8,7 +8,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from epitorch.cost._trace import Calls, Trace, as_arguments, epitome_layers, eval_copy, is_linear, trace
+from epitorch.cost._table import aligned, table
+from epitorch.cost._trace import (
+    Calls,
+    Trace,
+    as_arguments,
+    deployed_layers,
+    epitome_layers,
+    eval_copy,
+    is_linear,
+    operator_kind,
+    trace,
+)
 from epitorch.cost.formulas import (
     KINDS,
     Choice,
@@ -32,8 +43,10 @@ __all__ = [
     "Uncounted",
     "aligned",
     "cheapest",
+    "cost_of",
     "count",
     "geometry_of",
+    "interpolated_by",
     "interpolated_of",
 ]
 
@@ -206,7 +219,11 @@ def count(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> Cost:
         (216, 3456)
     """
     watched = eval_copy(model)
-    record = trace(watched, as_arguments(example_input))
+    return cost_of(watched, trace(watched, as_arguments(example_input)))
+
+
+def cost_of(watched: nn.Module, record: Trace) -> Cost:
+    """The cost of a model (an `eval_copy`) whose pass is recorded."""
     layers = tuple(_layer_cost(name, calls, record, own) for name, calls, own in _with_own(record))
     epitomes = _ids(layer.epitome for layer in [*epitome_layers(watched), *deployed_layers(watched)])
     routing = _ids(value for layer in epitome_layers(watched) for _, value in layer.routing_map.items())
