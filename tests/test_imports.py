@@ -39,7 +39,7 @@ ORDER = [
     "deploy",
     "models",
 ]
-ORDER += ["results", "checkpoint", "training", "commands", "cli", "__main__"]
+ORDER += ["results", "checkpoint", "training", "commands", "_help", "cli", "__main__"]
 
 
 def test_import_needs_torch_only() -> None:

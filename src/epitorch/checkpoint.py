@@ -23,7 +23,7 @@ from epitorch.models.resolve import build_model, is_library_name
 from epitorch.nn import EpitomeLayer
 from epitorch.plans import LayerPlan, Plan
 
-FORMAT_MAJOR, FORMAT_MINOR = 1, 0
+FORMAT_MAJOR, FORMAT_MINOR = 1, 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 # Arguments that fetch or open files of weights: the checkpoint replaces those weights anyway.
 _WEIGHT_SOURCES = ("pretrained", "weights", "checkpoint_path", "pretrained_cfg", "weights_backbone")
@@ -55,8 +55,8 @@ class CheckpointConfig:
         model: Name of the model, as `build_model` takes it.
         arguments: Keyword arguments of its factory.
         plan: The epitome layers; None for a dense model.
-        input: Images, normalisation and classes.
-        batch_size: Batch size of training; accuracy with the learner depends on it.
+        input: Images, normalisation and classes; None for a model that no data were seen by.
+        batch_size: Batch size of training; accuracy with the learner depends on it. None likewise.
         metrics: Numbers known when it was saved.
         recipe: The recipe with all defaults filled in.
     """
@@ -64,8 +64,8 @@ class CheckpointConfig:
     model: str
     arguments: dict[str, Any]
     plan: Plan | None
-    input: ModelInput
-    batch_size: int
+    input: ModelInput | None
+    batch_size: int | None
     metrics: dict[str, Any] = field(default_factory=dict)
     recipe: dict[str, Any] = field(default_factory=dict)
 
@@ -137,14 +137,19 @@ def _config_to_json(config: CheckpointConfig) -> dict[str, Any]:
         "format": [FORMAT_MAJOR, FORMAT_MINOR],
         "model": config.model,
         "arguments": config.arguments,
-        "plan": None if config.plan is None else asdict(config.plan),
-        "input": asdict(config.input),
+        "plan": None if config.plan is None else _plan_to_json(config.plan),
+        "input": None if config.input is None else asdict(config.input),
         "batch_size": config.batch_size,
         "metrics": config.metrics,
         "recipe": config.recipe,
     }
     content = json.loads(json.dumps(content))  # tuples become lists: the hash is that of what will be read
     return {**content, "sha256": _content_hash(content)}
+
+
+def _plan_to_json(plan: Plan) -> dict[str, Any]:
+    """All options, defaults too: they must mean the same when a later version has other defaults."""
+    return {"layers": {name: asdict(layer) for name, layer in plan.layers.items()}, "left": dict(plan.left)}
 
 
 def _content_hash(content: Mapping[str, Any]) -> str:
@@ -239,10 +244,7 @@ def _read_config(path: Path) -> CheckpointConfig:
 def _config_from_json(content: dict[str, Any], path: Path) -> CheckpointConfig:
     try:
         _check_types(content)
-        given = content["input"]
-        # a later minor version may add keys; what is not known here is left aside
-        model_input = ModelInput(**{f.name: tuple(given[f.name]) for f in fields(ModelInput)})
-        plan = content["plan"]
+        model_input, plan = _input_from_json(content["input"]), content["plan"]
         values = {f.name: content[f.name] for f in fields(CheckpointConfig)}
         values.update(input=model_input, plan=None if plan is None else _plan_from_json(plan))
         return CheckpointConfig(**values)
@@ -251,17 +253,24 @@ def _config_from_json(content: dict[str, Any], path: Path) -> CheckpointConfig:
 
 
 def _check_types(content: dict[str, Any]) -> None:
-    given = content["input"]
-    numbers = [*given["mean"], *given["std"], *given["shape"], content["batch_size"]]
-    right = (
-        isinstance(content["model"], str)
-        and isinstance(content["arguments"], dict)
-        and all(isinstance(given[key], list) for key in ("mean", "std", "shape", "classes"))
-        and len(given["shape"]) == 3
-        and all(isinstance(number, int | float) for number in numbers)
-    )
-    if not right:
+    right = isinstance(content["model"], str) and isinstance(content["arguments"], dict)
+    given, batch_size = content["input"], content["batch_size"]
+    if given is not None:
+        numbers = [*given["mean"], *given["std"], *given["shape"], batch_size]
+        right = right and (
+            all(isinstance(given[key], list) for key in ("mean", "std", "shape", "classes"))
+            and len(given["shape"]) == 3
+            and all(isinstance(number, int | float) for number in numbers)
+        )
+    if not right or (given is None) != (batch_size is None):
         raise TypeError("a value of another type than its key has")
+
+
+def _input_from_json(given: dict[str, Any] | None) -> ModelInput | None:
+    if given is None:
+        return None
+    # a later minor version may add keys; what is not known here is left aside
+    return ModelInput(**{f.name: tuple(given[f.name]) for f in fields(ModelInput)})
 
 
 def _plan_from_json(content: dict[str, Any]) -> Plan:

@@ -12,10 +12,11 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from epitorch import __version__
+from epitorch import __version__, _help
 from epitorch.errors import InputError, MissingExtraError, explain
 
 DEBUG = "EPITORCH_DEBUG"
@@ -35,70 +36,6 @@ _EXTRAS = {
     ),
     "demo": ("sklearn",),
 }
-
-_MAIN = """
-    Compress convolutional networks by generating their weights from small learned epitomes.
-
-    examples:
-      epitorch demo                                        train on handwritten digits, no data needed
-      epitorch train cifar10-short/dense --data DIR        train a recipe on CIFAR-10
-      epitorch count epitorch:mobilenetv2                  parameters and multiply-adds
-
-    exit codes: 0 done, 1 failed, 2 wrong input, 130 stopped by Ctrl-C.
-    EPITORCH_DEBUG=1 shows where an error came from.
-"""
-_DEMO = """
-    Train one small network on scikit-learn's handwritten digits (they come with scikit-learn: no network access) in
-    three forms, dense, narrowed, and as epitomes within the narrowed one's parameters, and print what each reached.
-    Takes about a minute on two cores.
-
-    writes to --out (default runs/demo): results.json, and a folder for each run with its checkpoint, metrics and log.
-
-    examples:
-      epitorch demo
-      epitorch demo --out /tmp/demo --seed 1
-"""
-_TRAIN = """
-    Train what a recipe says and measure it: accuracy on the test images (read once, at the end) with the routing map
-    and with the index learner, parameters, multiply-adds, time, memory.
-
-    RECIPE is a YAML file, or a name under recipes/ such as cifar10-short/dense. --data is a folder of parquet files
-    (train.parquet and test.parquet, or Hugging Face shards), the folder that torchvision's CIFAR10 writes, or the word
-    `digits`.
-
-    writes to --out (default runs/RECIPE/seedN): results.json, checkpoint/ (model.safetensors and config.json, what
-    `epitorch eval` reads), lightning/last.ckpt (the state of training), logs/ (metrics.csv, TensorBoard events),
-    train.log. After Ctrl-C the checkpoint is there too, and no results.json. Decoded images are cached under
-    $EPITORCH_CACHE (default ~/.cache/epitorch; about 180 MB for CIFAR-10).
-
-    CIFAR-10 itself: python -c "import torchvision; torchvision.datasets.CIFAR10('DIR', download=True)". The recipes
-    under cifar10-short take half an hour to an hour each on one CPU core.
-
-    examples:
-      epitorch train digits/epitome --data digits
-      epitorch train cifar10-short/epitome-0.18-learner --data DIR --seed 1 --out runs/epitome-1
-"""
-_EVAL = """
-    Measure a checkpoint on the test images: accuracy with the routing map and, where the model has index learners in
-    use, with the learner on the same batches. Writes nothing.
-
-    CHECKPOINT is a folder with config.json and model.safetensors, or a run's folder.
-
-    examples (after the ones of `epitorch train` and `epitorch demo`):
-      epitorch eval runs/demo/epitome --data digits
-      epitorch eval runs/digits/epitome/seed0/checkpoint --data digits --json
-"""
-_COUNT = """
-    Count a model's parameters (epitomes, routing maps, all others) and multiply-adds, layer by layer and in total.
-    Writes nothing.
-
-    MODEL is epitorch:NAME, timm:NAME, torchvision:NAME or package.module:factory (which is called without arguments).
-    Or give a checkpoint's folder: then the trained network is counted.
-
-    examples:
-      epitorch count torchvision:mobilenet_v2
-      epitorch count epitorch:digits_cnn --input 1,1,8,8 --json
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -167,13 +104,15 @@ def _failed(message: str, code: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _described(argparse.ArgumentParser, _MAIN, prog="epitorch")
+    parser = _described(argparse.ArgumentParser, _help.MAIN, prog="epitorch")
     parser.add_argument("--version", action="version", version=f"epitorch {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _add_demo(commands)
     _add_train(commands)
     _add_eval(commands)
     _add_count(commands)
+    _add_plan(commands)
+    _add_convert(commands)
     return parser
 
 
@@ -184,7 +123,9 @@ def _described(make: Any, text: str, **options: Any) -> argparse.ArgumentParser:
 
 
 def _add_demo(commands: Any) -> None:
-    parser = _described(commands.add_parser, _DEMO, name="demo", help="train on handwritten digits, no data needed")
+    parser = _described(
+        commands.add_parser, _help.DEMO, name="demo", help="train on handwritten digits, no data needed"
+    )
     parser.add_argument("--out", type=_folder, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
@@ -192,7 +133,7 @@ def _add_demo(commands: Any) -> None:
 
 
 def _add_train(commands: Any) -> None:
-    parser = _described(commands.add_parser, _TRAIN, name="train", help="train a recipe and measure the result")
+    parser = _described(commands.add_parser, _help.TRAIN, name="train", help="train a recipe and measure the result")
     parser.add_argument("recipe", metavar="RECIPE", help="YAML file, or a name under recipes/")
     _add_data(parser)
     parser.add_argument("--out", type=_folder, metavar="DIR", help="default: runs/RECIPE/seedN")
@@ -205,7 +146,7 @@ def _add_train(commands: Any) -> None:
 
 
 def _add_eval(commands: Any) -> None:
-    parser = _described(commands.add_parser, _EVAL, name="eval", help="measure a checkpoint on the test images")
+    parser = _described(commands.add_parser, _help.EVAL, name="eval", help="measure a checkpoint on the test images")
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="its folder, or the run's")
     _add_data(parser)
     parser.add_argument("--split", default="test", metavar="NAME", help="default: test")
@@ -216,7 +157,7 @@ def _add_eval(commands: Any) -> None:
 
 
 def _add_count(commands: Any) -> None:
-    parser = _described(commands.add_parser, _COUNT, name="count", help="parameters and multiply-adds of a model")
+    parser = _described(commands.add_parser, _help.COUNT, name="count", help="parameters and multiply-adds of a model")
     parser.add_argument("model", metavar="MODEL", help="a model's name, or a checkpoint's folder")
     parser.add_argument(
         "--input",
@@ -227,6 +168,38 @@ def _add_count(commands: Any) -> None:
     _add_allow_factory(parser)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.set_defaults(run=_count)
+
+
+def _add_plan(commands: Any) -> None:
+    parser = _described(
+        commands.add_parser, _help.PLAN, name="plan", help="choose an epitome for every layer by a budget"
+    )
+    parser.add_argument("model", metavar="MODEL", help="a model's name, or a checkpoint's folder")
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--params", type=_amount, metavar="N", help="at most so many parameters, such as 2.1M")
+    budget.add_argument("--madds", type=_amount, metavar="N", help="at most so many multiply-adds per sample")
+    budget.add_argument("--ratio", type=float, metavar="R", help="so many times fewer parameters")
+    parser.add_argument("--input", type=_sizes, metavar="N,C,H,W", help="shape of the input; default 1,3,224,224")
+    parser.add_argument("--policy", default="uniform", help="uniform | front_heavy | sensitivity; default: uniform")
+    parser.add_argument("--form", default="auto", help="starts: auto | separable | grid; default: auto")
+    parser.add_argument("--axes", default="auto", help="channel axes: auto | out | in | both; default: auto")
+    parser.add_argument("--index", default="learner", help="learner | direct | fixed; default: learner")
+    parser.add_argument("--align", type=int, default=1, metavar="N", help="epitome channels in multiples of N")
+    parser.add_argument("--skip", nargs="+", default=[], metavar="PAT", help="layers to leave, such as 'layer4.*'")
+    parser.add_argument("--depthwise", action="store_true", help="compress depthwise convolutions too")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="plan.yaml or plan.json")
+    _add_allow_factory(parser)
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.set_defaults(run=_plan)
+
+
+def _add_convert(commands: Any) -> None:
+    parser = _described(commands.add_parser, _help.CONVERT, name="convert", help="write a model converted by a plan")
+    parser.add_argument("model", metavar="MODEL", help="a model's name")
+    parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help="what `epitorch plan` wrote")
+    parser.add_argument("--out", type=_folder, required=True, metavar="DIR", help="folder of the checkpoint")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the fresh weights; default: 0")
+    parser.set_defaults(run=_convert)
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
@@ -261,6 +234,19 @@ def _sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
+def _amount(text: str) -> int:
+    """2.1M, 300k, 1.2G or 1234; exact, since 2.1 * 10**6 is not in binary."""
+    factor = {"k": 10**3, "M": 10**6, "G": 10**9}.get(text[-1:], 1)
+    try:
+        number = Decimal(text[:-1] if factor > 1 else text)
+    except InvalidOperation as error:
+        raise ValueError(text) from error
+    if not number.is_finite() or number <= 0 or number * factor != int(number * factor):
+        raise ValueError(text)
+    return int(number * factor)
+
+
+_amount.__name__ = "number"
 _sizes.__name__ = "shape"  # argparse names it: "invalid shape value"
 
 
@@ -329,6 +315,41 @@ def _count(arguments: argparse.Namespace) -> None:
         _print_json(cost.to_dict())
     else:
         print(cost)
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    from epitorch.commands import plan_named
+    from epitorch.plans import plan_to_data
+
+    plan = plan_named(
+        arguments.model,
+        arguments.input,
+        out=arguments.out,
+        params=arguments.params,
+        madds=arguments.madds,
+        ratio=arguments.ratio,
+        policy=arguments.policy,
+        form=arguments.form,
+        axes=arguments.axes,
+        skip=arguments.skip,
+        depthwise=arguments.depthwise,
+        align=arguments.align,
+        index=arguments.index,
+        allow_factory=arguments.allow_factory,
+    )
+    if arguments.json:
+        _print_json(plan_to_data(plan))
+        return
+    print(plan)
+    if arguments.out:
+        print(f"written to {arguments.out}")
+
+
+def _convert(arguments: argparse.Namespace) -> None:
+    from epitorch.commands import convert_named
+
+    print(convert_named(arguments.model, arguments.plan, arguments.out, seed=arguments.seed))
+    print(f"written to {arguments.out}")
 
 
 def _print_json(data: Any) -> None:

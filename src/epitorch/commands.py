@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from epitorch.checkpoint import load_checkpoint
-from epitorch.cost import Cost, count
+from epitorch.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
+from epitorch.conversion import ConversionReport, convert_
+from epitorch.cost import Cost, count, plan
+from epitorch.cost.planning import Axes, Form, Index, Policy
 from epitorch.errors import EpitorchError, InputError, explain
 from epitorch.models.resolve import build_model
+from epitorch.plans import Plan, check_suffix
 
 
 def count_named(name: str, input_shape: tuple[int, ...] | None = None, *, allow_factory: bool = False) -> Cost:
@@ -23,12 +28,7 @@ def count_named(name: str, input_shape: tuple[int, ...] | None = None, *, allow_
     Raises:
         InputError: If there is no such model, or it does not take an input of this shape.
     """
-    if Path(name).is_dir():
-        checkpoint = load_checkpoint(name, allow_factory=allow_factory)
-        model, usual = checkpoint.model, (1, *checkpoint.config.input.shape)
-    else:
-        with torch.random.fork_rng(devices=[]):
-            model, usual = build_model(name), (1, 3, 224, 224)
+    model, usual = _named_model(name, allow_factory)
     shape = input_shape or usual
     try:
         return count(model, torch.zeros(shape))
@@ -43,3 +43,95 @@ def count_named(name: str, input_shape: tuple[int, ...] | None = None, *, allow_
                 fix="give its shape with --input, such as --input 1,1,8,8",
             )
         ) from error
+
+
+def plan_named(
+    name: str,
+    input_shape: tuple[int, ...] | None = None,
+    *,
+    out: Path | None = None,
+    params: int | None = None,
+    madds: int | None = None,
+    ratio: float | None = None,
+    policy: Policy = "uniform",
+    form: Form = "auto",
+    axes: Axes = "auto",
+    skip: Collection[str] = (),
+    depthwise: bool = False,
+    align: int = 1,
+    index: Index = "learner",
+    allow_factory: bool = False,
+) -> Plan:
+    """Plan a model or checkpoint by name and write the plan.
+
+    Args:
+        name: As for `count_named`.
+        input_shape: As for `count_named`.
+        out: File of the plan, `.yaml` or `.json`; None writes nothing.
+        params: As for `epitorch.plan`, and so all that follow.
+        madds: See there.
+        ratio: See there.
+        policy: See there.
+        form: See there.
+        axes: See there.
+        skip: See there.
+        depthwise: See there.
+        align: See there.
+        index: See there.
+        allow_factory: As for `load_checkpoint`.
+
+    Raises:
+        InputError: As for `epitorch.plan`, or if there is no such model.
+    """
+    if out is not None:
+        check_suffix(out)
+    model, usual = _named_model(name, allow_factory)
+    made = plan(
+        model,
+        torch.zeros(input_shape or usual),
+        params=params,
+        madds=madds,
+        ratio=ratio,
+        policy=policy,
+        form=form,
+        axes=axes,
+        skip=skip,
+        depthwise=depthwise,
+        align=align,
+        index=index,
+    )
+    if out is not None:
+        made.save(out)
+    return made
+
+
+def convert_named(name: str, plan_file: Path, out: Path, *, seed: int = 0) -> ConversionReport:
+    """Build a model, convert it by a plan and write it as a checkpoint.
+
+    Args:
+        name: A model as `build_model` takes it.
+        plan_file: What `Plan.save` wrote.
+        out: Folder of the checkpoint; it is made if missing.
+        seed: Of the fresh weights; the random generator is put back.
+
+    Raises:
+        InputError: If there is no such model, or the plan is damaged or for another model.
+    """
+    loaded = Plan.load(plan_file)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build_model(name)
+        loaded.check(model)
+        report = convert_(model, loaded)
+    save_checkpoint(out, model, CheckpointConfig(name, {}, loaded, None, None))
+    return report
+
+
+def _named_model(name: str, allow_factory: bool) -> tuple[nn.Module, tuple[int, ...]]:
+    """The model, and the shape of its usual input."""
+    if not Path(name).is_dir():
+        with torch.random.fork_rng(devices=[]):
+            return build_model(name), (1, 3, 224, 224)
+    checkpoint = load_checkpoint(name, allow_factory=allow_factory)
+    known = checkpoint.config.input
+    return checkpoint.model, (1, 3, 224, 224) if known is None else (1, *known.shape)

@@ -26,12 +26,18 @@ class Rung:
     Args:
         cost: In units of the budget.
         share: Elements of the epitome over those of the weight.
-        spec: The shapes; None leaves the layer dense.
+        epitome: Semantic shape; None leaves the layer dense.
+        starts: Per block or per pair of blocks.
     """
 
     cost: int
     share: float
-    spec: EpitomeSpec | None = None
+    epitome: tuple[int, ...] | None = None
+    starts: ChannelStarts = "separable"
+
+    def spec(self, weight: tuple[int, ...]) -> EpitomeSpec | None:
+        """All shapes; None for the dense layer."""
+        return None if self.epitome is None else make_spec(weight, self.epitome, self.starts)
 
 
 Ladder = tuple[Rung, ...]
@@ -45,12 +51,37 @@ def ladder(layer: Candidate, kind: BudgetKind, form: Form, axes: Axes, align: in
     dense = Rung(layer.params if kind == "params" else layer.madds, 1.0)
     shapes = list(epitome_shapes(layer.shape, axes, align))
     rungs = [dense]
+    elements = prod(layer.shape)
     for shape in reversed(shapes):
-        spec = _spec(layer.shape, shape, _starts(layer.shape, shape, kind, form))
-        cost = spec.num_epitome + spec.num_starts if kind == "params" else executed_madds(layer, spec)
+        starts = _starts(layer.shape, shape, kind, form)
+        cost = epitome_params(layer.shape, shape, starts) if kind == "params" else fewest_madds(layer, shape, starts)
         if cost < rungs[-1].cost:
-            rungs.append(Rung(cost, spec.num_epitome / layer.params, spec))
+            rungs.append(Rung(cost, prod(shape) / elements, shape, starts))
     return tuple(reversed(rungs))
+
+
+def epitome_params(weight: tuple[int, ...], epitome: tuple[int, ...], starts: ChannelStarts) -> int:
+    """Epitome and routing map of `make_spec(...)`, many times faster: a long ladder asks thousands of times."""
+    (out, in_), (filters, inputs) = weight[:2], epitome[:2]
+    blocks_out, blocks_in = -(-out // filters), -(-in_ // inputs)
+    grid = starts == "grid"
+    has_out = 1 < filters < out
+    has_in = inputs > 1 and (inputs < in_ or (grid and blocks_out > 1))
+    per_out, per_in = (blocks_out * blocks_in,) * 2 if grid else (blocks_out, blocks_in)
+    return prod(epitome) + has_out * per_out + has_in * per_in
+
+
+def fewest_madds(layer: Candidate, epitome: tuple[int, ...], starts: ChannelStarts) -> int:
+    """`executed_madds` of `make_spec(...)`, likewise fast: the cheapest of folding, product map, wrapping and both."""
+    if layer.own_forward or starts == "grid":
+        return layer.madds
+    (out, in_), (filters, inputs), at = layer.shape[:2], epitome[:2], layer.geometry
+    lerps = 2 * out * (filters > 1) * at.out_repeats * at.out_positions
+    sums = in_ * (1 + (inputs > 1)) * at.in_repeats * at.in_positions
+    rows = [(out, 0), (filters * at.in_repeats, lerps)][: 1 + (filters < out and filters * at.in_repeats < out)]
+    columns = [(in_, 0), (inputs * at.out_repeats, sums)][: 1 + (inputs < in_ and inputs * at.out_repeats < in_)]
+    taps = prod(layer.shape[2:]) * at.kernel_positions
+    return min(r * c * taps + more + extra for r, more in rows for c, extra in columns)
 
 
 def executed_madds(layer: Candidate, spec: EpitomeSpec, between: Interpolated | None = None) -> int:
@@ -111,5 +142,6 @@ def _starts(weight: tuple[int, ...], epitome: tuple[int, ...], kind: BudgetKind,
     return "separable" if form == "auto" and keeps_rank else "grid"
 
 
-def _spec(weight: tuple[int, ...], epitome: tuple[int, ...], starts: ChannelStarts) -> EpitomeSpec:
+def make_spec(weight: tuple[int, ...], epitome: tuple[int, ...], starts: ChannelStarts) -> EpitomeSpec:
+    """Shapes with blocks as long as the epitome's axes."""
     return EpitomeSpec(weight, epitome, epitome[0], epitome[1], channel_starts=starts)

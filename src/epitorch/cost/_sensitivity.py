@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from epitorch._files import write_atomic
 from epitorch.cost._ladder import Axes, Form, Ladder, check_choice, ladder
 from epitorch.cost._survey import Candidate, survey
-from epitorch.cost._trace import quiet
+from epitorch.cost._trace import eval_copy, quiet
 from epitorch.errors import InputError, explain
 from epitorch.folding import folded
 from epitorch.functional import sample_weight
@@ -134,9 +133,7 @@ def sensitivity(
     if wrong or not shares:
         raise InputError(explain("a share is out of range", expected="0 < share < 1", got=wrong or "no shares"))
     surveyed = survey(model, example_input, skip=skip, depthwise=depthwise)
-    with quiet(model):
-        probe = copy.deepcopy(model).eval()
-    measure = _Measure(probe, None if data is None else list(data), loss or F.cross_entropy)
+    measure = _Measure(eval_copy(model), None if data is None else list(data), loss or F.cross_entropy)
     costs = {}
     for layer in surveyed.candidates:
         rungs = ladder(layer, "params", form, axes, 1)
@@ -166,9 +163,10 @@ class _Measure:
         found: dict[float, float] = {}
         for share in shares:
             rung = [rung for rung in rungs[:-1] if rung.share <= share or rung is rungs[0]][-1]
-            if rung.spec is None or rung.share in found:
+            spec = rung.spec(layer.shape)
+            if spec is None or rung.share in found:
                 continue
-            made = approximate(weight, rung.spec)
+            made = approximate(weight, spec)
             found[rung.share] = self._cost(layer.name, weight, made, transposed)
         return tuple(sorted(found.items()))
 

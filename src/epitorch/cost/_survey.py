@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from epitorch.conversion import EPITOME_CLASSES, weight_layers, why_left
-from epitorch.cost._trace import Calls, Trace, as_arguments, epitome_layers, quiet, tensors, trace
-from epitorch.cost.analysis import cheapest, geometry_of
+from epitorch.cost._trace import Calls, Trace, as_arguments, eval_copy, tensors, trace
+from epitorch.cost.analysis import cost_of, geometry_of
 from epitorch.cost.formulas import Geometry
 from epitorch.errors import ConversionError, EpitorchError, InputError, explain
 from epitorch.folding import folded
@@ -104,14 +103,10 @@ def survey(model: nn.Module, example_input: Any, *, skip: Collection[str] = (), 
             left[name] = reason
         else:
             candidates.append(_candidate(name, layers[name], calls if called else None, record))
-    return Survey(
-        type(model).__name__,
-        _all_params(watched),
-        sum(_executed(calls, record) for calls in record.calls.values()),
-        tuple(candidates),
-        left,
-        {name: _facts(layer, record.calls.get(name), record) for name, layer in layers.items() if _shape(layer)},
-    )
+    cost = cost_of(watched, record)
+    madds = {row.name: row.madds for row in cost.layers if row.calls}
+    facts = {name: _facts(layer, madds.get(name)) for name, layer in layers.items() if _shape(layer)}
+    return Survey(type(model).__name__, cost.params, cost.madds, tuple(candidates), left, facts)
 
 
 def check_model(model: nn.Module) -> None:
@@ -131,7 +126,11 @@ def check_model(model: nn.Module) -> None:
         if isinstance(parameter, nn.UninitializedParameter):
             raise ConversionError(
                 explain(
-                    "a lazy layer has no shape yet", expected="run the model once first", got="no sizes", where=name
+                    "a lazy layer has no shape yet",
+                    expected="sizes",
+                    got="none",
+                    where=name,
+                    fix="run the model once first",
                 )
             )
     if next(model.parameters(), None) is None:
@@ -150,13 +149,12 @@ def _quantized_note(model: nn.Module) -> str:
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    with quiet(model):
-        try:
-            return copy.deepcopy(model).eval()
-        except Exception as error:
-            raise InputError(
-                explain("the model cannot be copied", expected="a model that copy.deepcopy takes", got=error)
-            ) from error
+    try:
+        return eval_copy(model)
+    except Exception as error:  # whatever the model's own code may raise
+        raise InputError(
+            explain("the model cannot be copied", expected="a model that copy.deepcopy takes", got=error)
+        ) from error
 
 
 def _run(watched: nn.Module, example_input: Any, reads: _Reads) -> Trace:
@@ -171,7 +169,7 @@ def _run(watched: nn.Module, example_input: Any, reads: _Reads) -> Trace:
                 "the model does not run on the example input",
                 expected="a tensor, or a tuple of arguments, that model(*arguments) takes",
                 got=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
-                fix="give an input of the shape and type that the model is used with",
+                fix="give an input of the shape and type that the model is used with (--input)",
             )
         ) from error
 
@@ -233,28 +231,10 @@ def _candidate(name: str, layer: nn.Module, calls: Calls | None, record: Trace) 
     return Candidate(name, _semantic(layer), geometry, calls is not None, own_forward, _params_held(layer))
 
 
-def _facts(layer: Any, calls: Calls | None, record: Trace) -> WeightFacts:
-    shape = layer.weight_shape if isinstance(layer, EpitomeLayer) else tuple(layer.weight.shape)
-    madds = None if calls is None or not calls.count else _executed(calls, record)
+def _facts(layer: Any, madds: int | None) -> WeightFacts:
+    shape = _shape(layer)
     held = prod(shape) if isinstance(layer, EpitomeLayer) else _params_held(layer)
     return WeightFacts(shape, bool(getattr(layer, "transposed", False)), None if held == prod(shape) else held, madds)
-
-
-def _executed(calls: Calls, record: Trace) -> int:
-    geometry, module = geometry_of(calls, record), calls.module
-    if isinstance(module, EpitomeLayer):
-        return cheapest(module, geometry).operations.total
-    weight: Any = module.weight
-    return weight.numel() * geometry.kernel_positions
-
-
-def _all_params(model: nn.Module) -> int:
-    """Parameters once each, and routing maps that are buffers; no learners."""
-    epitomes = epitome_layers(model)
-    learners = {id(p) for layer in epitomes if layer.learner is not None for p in layer.learner.parameters()}
-    kept = {id(p): p.numel() for p in model.parameters() if id(p) not in learners}
-    kept |= {id(value): value.numel() for layer in epitomes for _, value in layer.routing_map.items()}
-    return sum(kept.values())
 
 
 def _params_held(layer: Any) -> int:

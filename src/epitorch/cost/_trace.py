@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, is_dataclass
@@ -93,6 +94,14 @@ def as_arguments(example_input: Any) -> tuple[Any, ...]:
     return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), arguments)
 
 
+def eval_copy(model: nn.Module) -> nn.Module:
+    """A copy in eval mode. Old weight normalisation and pruning keep a tensor with a history, which is cut off."""
+    attributes = [value for module in model.modules() for value in vars(module).values()]
+    derived = [value for value in attributes if isinstance(value, Tensor) and not value.is_leaf]
+    with quiet(model):
+        return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in derived}).eval()
+
+
 def trace(model: nn.Module, arguments: tuple[Any, ...]) -> Trace:
     """Run `model` (already a copy in eval mode) on the arguments and record.
 
@@ -160,6 +169,8 @@ class _Watch(TorchDispatchMode):
         """Follow which module runs; the hooks go away again."""
         handles = []
         for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # it takes no hooks; its operators count for the module around it
             calls = self.record.calls.get(name)
             if _is_deployed(module):
                 self.deployed.add(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,9 +15,9 @@ from epitorch.cost._trace import (
     as_arguments,
     deployed_layers,
     epitome_layers,
+    eval_copy,
     is_linear,
     operator_kind,
-    quiet,
     trace,
 )
 from epitorch.cost.formulas import (
@@ -44,8 +43,10 @@ __all__ = [
     "Uncounted",
     "aligned",
     "cheapest",
+    "cost_of",
     "count",
     "geometry_of",
+    "interpolated_by",
     "interpolated_of",
 ]
 
@@ -217,9 +218,12 @@ def count(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> Cost:
         >>> cost.params, cost.madds
         (216, 3456)
     """
-    with quiet(model):
-        watched = copy.deepcopy(model).eval()
-    record = trace(watched, as_arguments(example_input))
+    watched = eval_copy(model)
+    return cost_of(watched, trace(watched, as_arguments(example_input)))
+
+
+def cost_of(watched: nn.Module, record: Trace) -> Cost:
+    """The cost of a model (an `eval_copy`) whose pass is recorded."""
     layers = tuple(_layer_cost(name, calls, record, own) for name, calls, own in _with_own(record))
     epitomes = _ids(layer.epitome for layer in [*epitome_layers(watched), *deployed_layers(watched)])
     routing = _ids(value for layer in epitome_layers(watched) for _, value in layer.routing_map.items())

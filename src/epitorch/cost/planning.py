@@ -83,10 +83,18 @@ def plan(
     """
     _check_options(policy, form, axes, skip, align, index)
     _check_one_budget(params=params, madds=madds, ratio=ratio)
+    if madds is not None and form == "grid":
+        raise InputError(
+            explain(
+                "starts per pair of blocks save no multiply-adds",
+                expected="form='separable' or 'auto' for a budget on multiply-adds",
+                got="form='grid'",
+            )
+        )
     surveyed = survey(model, example_input, skip=skip, depthwise=depthwise)
     kind: BudgetKind = "params" if madds is None else "madds"
     amount = _amount(surveyed, params, madds, ratio)
-    ladders = {c.name: ladder(c, kind, form, _axes_of(c.name, axes), align) for c in surveyed.candidates}
+    ladders = ladders_of(surveyed, kind, form, axes, align)
     if policy == "sensitivity" and sensitivity is None:
         sensitivity = measure_sensitivity(model, example_input, form=form, skip=skip, depthwise=depthwise)
     chosen = choose(surveyed, ladders, kind, amount, policy, sensitivity)
@@ -171,7 +179,7 @@ def _plan(
 ) -> Plan:
     layers, facts, left = {}, dict(surveyed.facts), dict(surveyed.left)
     for layer in surveyed.candidates:
-        spec = chosen[layer.name].spec
+        spec = chosen[layer.name].spec(layer.shape)
         if spec is None:
             left[layer.name] = "budget" if len(ladders[layer.name]) > 1 else "too_small"
             continue
@@ -256,11 +264,22 @@ def _check_feasible(kind: BudgetKind, amount: int, least: int, most: int, any_la
     raise ConversionError(explain(asked, expected=expected, got=f"{amount:,}", fix=fix))
 
 
-_WIDER = "look at skip, depthwise, align and, for multiply-adds, form='separable'"
+_WIDER = "look at skip, depthwise and align; a layer with a forward of its own saves no multiply-adds"
 
 
 def ladders_of(
-    surveyed: Survey, kind: BudgetKind, form: Form = "auto", axes: Axes = "auto", align: int = 1
+    surveyed: Survey,
+    kind: BudgetKind,
+    form: Form = "auto",
+    axes: Axes | Mapping[str, Axes] = "auto",
+    align: int = 1,
 ) -> dict[str, Ladder]:
-    """Every candidate's ladder."""
-    return {layer.name: ladder(layer, kind, form, axes, align) for layer in surveyed.candidates}
+    """Every candidate's ladder, in units of the budget; layers of the same shape share one."""
+    made: dict[tuple[Candidate, Axes], Ladder] = {}
+    found = {}
+    for layer in surveyed.candidates:
+        key = replace(layer, name=""), _axes_of(layer.name, axes)
+        if key not in made:
+            made[key] = ladder(key[0], kind, form, key[1], align)
+        found[layer.name] = made[key]
+    return found

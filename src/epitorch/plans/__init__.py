@@ -2,6 +2,7 @@
 
 from epitorch.plans._data import REASONS, Budget, BudgetKind, LayerPlan, Plan, Reason, WeightFacts, planned_params
 from epitorch.plans._read import read_layer_plan
+from epitorch.plans._write import check_suffix, plan_to_data
 
 __all__ = [
     "REASONS",
@@ -11,6 +12,8 @@ __all__ = [
     "Plan",
     "Reason",
     "WeightFacts",
+    "check_suffix",
+    "plan_to_data",
     "planned_params",
     "read_layer_plan",
 ]

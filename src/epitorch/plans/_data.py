@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from epitorch._rules import choice, flag, number, optional, ruled, sizes, text, whole
 from epitorch.errors import ConversionError, explain, suggest
@@ -40,8 +41,8 @@ Reason = Literal[
 
 not_in_plan: the plan does not name it · stem, no_expansion, middle, last_conv, classifier: roles that the plan for
 MobileNetV2 leaves · depthwise: one input channel per filter · already_epitome: converted before · other_kind: no
-convolution or linear layer · no_weight: its weight is no parameter · lazy: no shape yet · quantized, scripted: cannot
-be changed · skipped: named by a pattern of `skip` · too_small: the smallest epitome costs as much as the weight ·
+convolution or linear layer · no_weight: its weight is no parameter · lazy: no shape yet · quantized, scripted: nothing
+can be changed · skipped: named by a pattern of `skip` · too_small: the smallest epitome costs as much as the weight ·
 budget: room for the whole weight · not_called: the model runs it neither by a call nor through its weight ·
 shared_weight: several modules hold the weight · whole_model: the model is this layer, so nothing can hold another.
 """
@@ -221,16 +222,20 @@ class Plan:
         return total
 
     def check(self, model: nn.Module) -> None:
-        """Make sure that the plan is for this model.
+        """Make sure that the plan is for this model; a plan without facts, written by hand, fits any.
 
         Raises:
-            ConversionError: Naming the first layer that the model lacks or that has another weight.
+            ConversionError: Naming the first layer that the model lacks, that has another weight, or that the plan does
+                not know.
         """
         modules = dict(model.named_modules(remove_duplicate=False))
         for name, facts in self.weights.items():
             got = _weight_shape(modules.get(name))
-            if name in self.layers and got != facts.shape:
+            if got != facts.shape:
                 raise _another_model(name, facts.shape, got, list(modules))
+        unknown = [name for name in _weight_names(model) if name not in self.weights]
+        if self.weights and unknown:
+            raise _another_model(unknown[0], None, _weight_shape(modules[unknown[0]]), list(modules))
 
     def save(self, path: str | Path) -> Path:
         """Write the plan for a person to read and edit.
@@ -272,14 +277,26 @@ def _weight_shape(module: Any) -> tuple[int, ...] | None:
     return None if shape is None else tuple(shape)
 
 
+def _weight_names(model: nn.Module) -> list[str]:
+    """Convolutions, linear and epitome layers, without what is inside of an epitome layer's learner."""
+    hidden = {id(part) for layer in model.modules() for part in _learner_parts(layer)}
+    kinds = (EpitomeLayer, _ConvNd, nn.Linear)
+    return [name for name, module in model.named_modules() if isinstance(module, kinds) and id(module) not in hidden]
+
+
+def _learner_parts(layer: nn.Module) -> list[nn.Module]:
+    learner = layer.learner if isinstance(layer, EpitomeLayer) else None
+    return [] if learner is None else list(learner.modules())
+
+
 def _another_model(
-    name: str, wanted: tuple[int, ...], got: tuple[int, ...] | None, known: list[str]
+    name: str, wanted: tuple[int, ...] | None, got: tuple[int, ...] | None, known: list[str]
 ) -> ConversionError:
     missing = f"no layer with a weight of that name{suggest(name, known)}" if name not in known else "no weight"
     return ConversionError(
         explain(
             "this is a plan for another model",
-            expected=f"a weight of shape {wanted}",
+            expected="no such layer" if wanted is None else f"a weight of shape {wanted}",
             got=missing if got is None else f"shape {got}",
             where=name,
             fix="plan this model, or build the model that the plan was made for",

@@ -64,8 +64,13 @@ def _yaml(content: Mapping[str, Any]) -> str:
             lines.append(f"{section}: {_inline(value)}")
             continue
         lines.append(f"{section}:")
-        lines += [f"  {_inline(name)}: {_inline(entry)}" for name, entry in value.items()]
+        lines += [f"  {_key(name)}: {_inline(entry)}" for name, entry in value.items()]
     return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    """Quoted unless it begins like a word: `1e3` would be read as a number."""
+    return _inline(name) if name[:1].isalpha() else json.dumps(name, ensure_ascii=False)
 
 
 def _inline(value: Any) -> str:

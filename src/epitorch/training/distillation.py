@@ -56,6 +56,16 @@ def load_teacher(path: str | Path, student: ModelInput) -> Teacher:
     """
     checkpoint = load_checkpoint(path)
     own = checkpoint.config.input
+    if own is None:
+        raise InputError(
+            explain(
+                "this teacher was never trained",
+                expected="a checkpoint that `epitorch train` wrote",
+                got="a converted model",
+                where=str(path),
+                fix="train it first",
+            )
+        )
     for name, given, wanted in (("classes", own.classes, student.classes), ("image shape", own.shape, student.shape)):
         if given != wanted:
             raise InputError(

@@ -77,10 +77,11 @@ def evaluate_checkpoint(
     device = choose_device(accelerator)
     checkpoint = load_checkpoint(folder, allow_factory=allow_factory)
     config = checkpoint.config
+    model_input, batch_size = _trained_on(checkpoint, str(folder))
     arrays = load_images(data_path, split)
-    check_images(arrays, config.input)
-    loader = ArrayLoader(arrays.to(device), config.batch_size)
-    normalize = Normalize(config.input.mean, config.input.std).to(device)
+    check_images(arrays, model_input)
+    loader = ArrayLoader(arrays.to(device), batch_size)
+    normalize = Normalize(model_input.mean, model_input.std).to(device)
     channels_last = _channels_last(checkpoint)
     result = evaluate(checkpoint.model.to(device), loader, normalize, channels_last=channels_last)
     learner = result.accuracy_learner
@@ -95,6 +96,21 @@ def evaluate_checkpoint(
         result.loss,
         device.type,
     )
+
+
+def _trained_on(checkpoint: Checkpoint, folder: str) -> tuple[ModelInput, int]:
+    config = checkpoint.config
+    if config.input is None or config.batch_size is None:
+        raise DataError(
+            explain(
+                "this checkpoint was never trained",
+                expected="one that `epitorch train` wrote: it knows its images",
+                got="a converted model",
+                where=folder,
+                fix="train it first",
+            )
+        )
+    return config.input, config.batch_size
 
 
 def _channels_last(checkpoint: Checkpoint) -> bool:

@@ -1,0 +1,95 @@
+"""Help texts of the command line."""
+
+MAIN = """
+    Compress convolutional networks by generating their weights from small learned epitomes.
+
+    examples:
+      epitorch demo                                        train on handwritten digits, no data needed
+      epitorch train cifar10-short/dense --data DIR        train a recipe on CIFAR-10
+      epitorch count epitorch:mobilenetv2                  parameters and multiply-adds
+      epitorch plan timm:resnet50 --ratio 2 --out p.yaml   a smaller epitome for every layer, within a budget
+
+    exit codes: 0 done, 1 failed, 2 wrong input, 130 stopped by Ctrl-C.
+    EPITORCH_DEBUG=1 shows where an error came from.
+"""
+DEMO = """
+    Train one small network on scikit-learn's handwritten digits (they come with scikit-learn: no network access) in
+    three forms, dense, narrowed, and as epitomes within the narrowed one's parameters, and print what each reached.
+    Takes about a minute on two cores.
+
+    writes to --out (default runs/demo): results.json, and a folder for each run with its checkpoint, metrics and log.
+
+    examples:
+      epitorch demo
+      epitorch demo --out /tmp/demo --seed 1
+"""
+TRAIN = """
+    Train what a recipe says and measure it: accuracy on the test images (read once, at the end) with the routing map
+    and with the index learner, parameters, multiply-adds, time, memory.
+
+    RECIPE is a YAML file, or a name under recipes/ such as cifar10-short/dense. --data is a folder of parquet files
+    (train.parquet and test.parquet, or Hugging Face shards), the folder that torchvision's CIFAR10 writes, or the word
+    `digits`.
+
+    writes to --out (default runs/RECIPE/seedN): results.json, checkpoint/ (model.safetensors and config.json, what
+    `epitorch eval` reads), lightning/last.ckpt (the state of training), logs/ (metrics.csv, TensorBoard events),
+    train.log. After Ctrl-C the checkpoint is there too, and no results.json. Decoded images are cached under
+    $EPITORCH_CACHE (default ~/.cache/epitorch; about 180 MB for CIFAR-10).
+
+    CIFAR-10 itself: python -c "import torchvision; torchvision.datasets.CIFAR10('DIR', download=True)". The recipes
+    under cifar10-short take half an hour to an hour each on one CPU core.
+
+    examples:
+      epitorch train digits/epitome --data digits
+      epitorch train cifar10-short/epitome-0.18-learner --data DIR --seed 1 --out runs/epitome-1
+"""
+EVAL = """
+    Measure a checkpoint on the test images: accuracy with the routing map and, where the model has index learners in
+    use, with the learner on the same batches. Writes nothing.
+
+    CHECKPOINT is a folder with config.json and model.safetensors, or a run's folder.
+
+    examples (after the ones of `epitorch train` and `epitorch demo`):
+      epitorch eval runs/demo/epitome --data digits
+      epitorch eval runs/digits/epitome/seed0/checkpoint --data digits --json
+"""
+COUNT = """
+    Count a model's parameters (epitomes, routing maps, all others) and multiply-adds, layer by layer and in total.
+    Writes nothing.
+
+    MODEL is epitorch:NAME, timm:NAME, torchvision:NAME or package.module:factory (which is called without arguments).
+    Or give a checkpoint's folder: then the trained network is counted.
+
+    examples:
+      epitorch count torchvision:mobilenet_v2
+      epitorch count epitorch:digits_cnn --input 1,1,8,8 --json
+"""
+PLAN = """
+    Choose an epitome for every convolution and linear layer of a model so that it meets a budget, and print the choice:
+    weight and epitome, share, largest rank before and after, parameters and multiply-adds, and what is left and why.
+
+    MODEL is as for `epitorch count`. Give one budget: --params (epitomes, routing maps and all that stays), --madds
+    (multiply-adds per sample that the deployed model executes) or --ratio (of parameters); numbers may end in k, M or
+    G. The total stays within the budget and misses it by less than the smallest next step of any layer.
+
+    writes to --out: the plan, YAML or JSON by its suffix, which you may edit by hand. Without --out it only prints.
+
+    examples:
+      epitorch plan torchvision:resnet18 --params 5.8M --out plan.yaml
+      epitorch plan timm:mobilenetv2_100 --madds 150M --skip classifier --align 8
+      epitorch plan epitorch:digits_cnn --ratio 2 --input 1,1,8,8 --policy front_heavy
+"""
+CONVERT = """
+    Build a model, replace its layers by epitome layers as a plan says, and write it as a checkpoint. The epitomes are
+    drawn anew: train the result.
+
+    MODEL is as for `epitorch plan`; a plan for another model is refused, with the first layer that differs.
+
+    writes to --out: model.safetensors and config.json, what `epitorch count` and `epitorch.checkpoint.load_checkpoint`
+    read.
+
+    examples:
+      epitorch plan torchvision:resnet18 --ratio 2 --out plan.yaml
+      epitorch convert torchvision:resnet18 --plan plan.yaml --out converted
+      epitorch count converted
+"""
