@@ -11,6 +11,7 @@ from epitorch.models.mobilenetv2 import mobilenetv2_plan
 from epitorch.nn import EpitomeLayer, learner_starts
 from epitorch.optim import param_groups
 from epitorch.plans import LayerPlan, Plan
+from epitorch.warmstart import activation_moments, reestimate_batch_norm_
 
 __version__ = "0.1.0"
 
@@ -22,6 +23,7 @@ __all__ = [
     "LayerPlan",
     "Plan",
     "Sensitivity",
+    "activation_moments",
     "convert_",
     "count",
     "deploy",
@@ -29,6 +31,7 @@ __all__ = [
     "mobilenetv2_plan",
     "param_groups",
     "plan",
+    "reestimate_batch_norm_",
     "sensitivity",
     "to_dense_",
 ]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from math import prod
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from epitorch.errors import ConversionError, EpitorchError, explain, suggest
@@ -26,7 +26,9 @@ from epitorch.nn import (
     adapt,
 )
 from epitorch.plans import LayerPlan, Plan, Reason
+from epitorch.warmstart import FitResult, fit_layer
 
+Init = Literal["fresh", "least_squares"]
 EPITOME_CLASSES: dict[type[nn.Module], type[EpitomeLayer]] = {
     nn.Conv1d: EpitomeConv1d,
     nn.Conv2d: EpitomeConv2d,
@@ -62,7 +64,21 @@ _HOOKS = (
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One layer that has a weight: converted, or left with its reason."""
+    """One layer that has a weight: converted, or left with its reason.
+
+    Args:
+        name: Qualified name; of a weight that is no layer's, its parameter's.
+        kind: Class name.
+        weight_shape: In the layer's storage order.
+        epitome_shape: Likewise; None where there is no epitome.
+        params_before: Elements of the weight.
+        params_after: Elements of the epitome and the routing map.
+        left: Why it is as it was; None where it was converted.
+        own_forward: A subclass whose own forward runs on the generated weight.
+        folded: What made the weight before: weight normalisation, pruning, ...
+        error: Relative Frobenius error of the generated weight, after `init="least_squares"`.
+        error_spread: The same with evenly spread starts and the best epitome for them.
+    """
 
     name: str
     kind: str
@@ -73,6 +89,8 @@ class LayerReport:
     left: Reason | None
     own_forward: bool = False
     folded: tuple[str, ...] = ()
+    error: float | None = None
+    error_spread: float | None = None
 
     @property
     def note(self) -> str:
@@ -83,6 +101,8 @@ class LayerReport:
         notes += ["an expansion"] if self.params_after > self.params_before else []
         notes += ["its own forward kept"] if self.own_forward else []
         notes += [f"{name} folded" for name in self.folded]
+        if self.error is not None:
+            notes += [f"error {self.error:.3f} (evenly spread starts {self.error_spread:.3f})"]
         return ", ".join(notes)
 
 
@@ -119,29 +139,38 @@ class ConversionReport:
 class _Conversion:
     layer: EpitomeLayer
     folded: tuple[str, ...]
+    fit: FitResult | None
 
 
-def convert_(model: nn.Module, plan: Plan) -> ConversionReport:
+def convert_(
+    model: nn.Module, plan: Plan, *, init: Init = "fresh", moments: Mapping[str, Tensor] | None = None
+) -> ConversionReport:
     """Replace the planned layers of `model` by epitome layers, in place.
 
-    Everything is built and checked before the first layer is replaced, so a failure leaves the model as it was. A
-    converted layer draws a fresh epitome with the standard deviation of the dense weight; what that weight had learned
-    is gone. Bias, dtype, device, mode, `requires_grad`, forward and backward hooks and name stay. A module that the
-    model uses under several names is converted once. Subclasses of torch's layers keep their own forward, which then
-    runs on the generated weight (weight standardisation, padding as in TensorFlow, ...). Weight normalisation, pruning
-    and other parametrisations are folded: the layer is converted with the weight that they made.
+    Everything is built and checked before the first layer is replaced, so a failure leaves the model as it was. With
+    `init="fresh"` a converted layer draws an epitome with the standard deviation of the dense weight; what that weight
+    had learned is gone. With "least_squares" epitome and starts are those whose weight is nearest to the dense one
+    (`epitorch.warmstart`); batch norm then wants `epitorch.reestimate_batch_norm_`. Bias, dtype, device, mode,
+    `requires_grad`, forward and backward hooks and name stay. A module that the model uses under several names is
+    converted once. Subclasses of torch's layers keep their own forward, which then runs on the generated weight (weight
+    standardisation, padding as in TensorFlow, ...). Weight normalisation, pruning and other parametrisations are
+    folded: the layer is converted with the weight that they made.
 
     Args:
         model: Any module.
         plan: Layers by qualified name.
+        init: "fresh" or "least_squares".
+        moments: For "least_squares": mean square of each input channel by layer, from `epitorch.activation_moments`;
+            errors on loud channels then weigh more. Layers that are not in it are fitted unweighted.
 
     Returns:
-        A report of every layer that has a weight.
+        A report of every layer that has a weight; after "least_squares" with the error of each.
 
     Raises:
         ConversionError: If a planned layer does not exist, cannot be converted, or its plan does not fit.
     """
     _check_plan(plan)
+    _check_init(init, moments)
     modules = dict(model.named_modules(remove_duplicate=False))
     _refuse_scripted(model)
     layers = dict(weight_layers(model))
@@ -158,7 +187,7 @@ def convert_(model: nn.Module, plan: Plan) -> ConversionReport:
                     got=f"'{name}' and '{replacements[id(dense)][0]}' are the same module",
                 )
             )
-        replacements[id(dense)] = (name, dense, _converted(dense, layer_plan, name))
+        replacements[id(dense)] = (name, dense, _converted(dense, layer_plan, name, init, (moments or {}).get(name)))
     new = {key: conversion for key, (_, _, conversion) in replacements.items()}
     report = ConversionReport(
         tuple(_layer_report(plan, name, old, new.get(id(old))) for name, old in layers.items())
@@ -296,7 +325,18 @@ def _refuse_shared(dense: nn.Module, name: str, owners: dict[int, list[str]]) ->
         )
 
 
-def _converted(dense: nn.Module, plan: LayerPlan, name: str) -> _Conversion:
+def _check_init(init: str, moments: object) -> None:
+    known = list(get_args(Init))
+    if init not in known:
+        wrong = f"init is not known{suggest(str(init), known)}"
+        raise ConversionError(explain(wrong, expected=" | ".join(known), got=repr(init)))
+    if moments is not None and init != "least_squares":
+        raise ConversionError(
+            explain("moments have no effect here", expected="init='least_squares' with moments", got=f"init={init!r}")
+        )
+
+
+def _converted(dense: nn.Module, plan: LayerPlan, name: str, init: Init, moments: Tensor | None) -> _Conversion:
     plain, names = folded(dense)
     options = {option.name: getattr(plan, option.name) for option in fields(plan)}
     if isinstance(dense, _FUNCTIONAL) and plan.index == "learner":
@@ -310,10 +350,13 @@ def _converted(dense: nn.Module, plan: LayerPlan, name: str) -> _Conversion:
         )
     try:
         layer = _same_kind(plain, options) if type(plain) in EPITOME_CLASSES else adapt(plain, options)
+        _take_over(layer, plain, name)
+        weight = plain._parameters["weight"]
+        assert weight is not None
+        fit = fit_layer(layer, weight, moments=moments) if init == "least_squares" else None
     except EpitorchError as error:
         raise ConversionError(f"{name}: {error}") from error
-    _take_over(layer, plain, name)
-    return _Conversion(layer, names)
+    return _Conversion(layer, names, fit)
 
 
 def _same_kind(dense: Any, options: dict[str, Any]) -> EpitomeLayer:
@@ -402,6 +445,8 @@ def _layer_report(plan: Plan, name: str, old: Any, new: _Conversion | None) -> L
         left,
         isinstance(layer, AdaptedLayer),
         () if new is None else new.folded,
+        None if new is None or new.fit is None else new.fit.error,
+        None if new is None or new.fit is None else new.fit.error_spread,
     )
 
 

@@ -79,6 +79,17 @@ def test_a_converted_head_of_other_size_is_dense_and_fresh(tmp_path: Path) -> No
     assert set(built.fresh) == {f"{head}.weight", f"{head}.bias"}
 
 
+def test_epitomes_begin_near_the_dense_checkpoint(dense_run: Path) -> None:
+    dense = load_checkpoint(dense_run).model.get_parameter("conv3.weight")
+
+    def error(**epitome: Any) -> float:
+        recipe = with_model(tiny_recipe("fixed", epitome=epitome), checkpoint=str(dense_run))
+        layer: Any = first_model(recipe).model.get_submodule("conv3")
+        return float((layer.weight - dense).detach().norm() / dense.detach().norm())
+
+    assert error(init="least_squares") < 0.9 < error()
+
+
 def test_training_goes_on_from_a_checkpoint_and_says_so(epitome_run: Path, tmp_path: Path) -> None:
     result = short(with_model(tiny_recipe(), checkpoint=str(epitome_run)), tmp_path)
     log = (tmp_path / "train.log").read_text()

@@ -60,6 +60,7 @@ class EpitomeSection:
         layers: Layer by layer: name of a module to the fields of its `LayerPlan` (`epitome_shape` and so on).
         last_conv: Compress MobileNetV2's last convolution too.
         classifier: Compress MobileNetV2's classifier along its inputs, to this share.
+        init: `least_squares` begins with the epitomes nearest to the dense weights (of `model.checkpoint`, say).
         index: How starts are learned.
         group_length: Length g of the super-index on channel axes.
         momentum: Of the routing map's moving average.
@@ -72,6 +73,7 @@ class EpitomeSection:
     layers: dict[str, Any] | None = ruled(optional(filled_mapping()), None)  # noqa: RUF009
     last_conv: bool = ruled(flag(), False)
     classifier: float | None = ruled(optional(number(0, 1, above=True)), None)
+    init: str = ruled(choice("fresh", "least_squares"), "fresh")
     index: str = ruled(choice("learner", "direct", "fixed"), "learner")
     group_length: int | None = ruled(optional(whole(1)), None)
     momentum: float = ruled(number(0, 0.999999), 0.97)

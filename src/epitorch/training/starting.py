@@ -56,7 +56,7 @@ def _convert(model: nn.Module, recipe: Recipe) -> Plan | None:
     if recipe.epitome is None:
         return None
     plan = recipe_plan(model, recipe.epitome, source=recipe.source)
-    convert_(model, plan)
+    convert_(model, plan, init=recipe.epitome.init)  # type: ignore[arg-type]
     return plan
 
 
