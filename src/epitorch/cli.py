@@ -186,6 +186,7 @@ def _add_plan(commands: Any) -> None:
     parser.add_argument("--index", default="learner", help="learner | direct | fixed; default: learner")
     parser.add_argument("--align", type=int, default=1, metavar="N", help="epitome channels in multiples of N")
     parser.add_argument("--skip", nargs="+", default=[], metavar="PAT", help="layers to leave, such as 'layer4.*'")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PAT", help="leave all layers but these")
     parser.add_argument("--depthwise", action="store_true", help="compress depthwise convolutions too")
     parser.add_argument("--out", type=Path, metavar="FILE", help="plan.yaml or plan.json")
     _add_allow_factory(parser)
@@ -332,6 +333,7 @@ def _plan(arguments: argparse.Namespace) -> None:
         form=arguments.form,
         axes=arguments.axes,
         skip=arguments.skip,
+        only=arguments.only,
         depthwise=arguments.depthwise,
         align=arguments.align,
         index=arguments.index,

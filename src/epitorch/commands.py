@@ -57,6 +57,7 @@ def plan_named(
     form: Form = "auto",
     axes: Axes = "auto",
     skip: Collection[str] = (),
+    only: Collection[str] = (),
     depthwise: bool = False,
     align: int = 1,
     index: Index = "learner",
@@ -75,6 +76,7 @@ def plan_named(
         form: See there.
         axes: See there.
         skip: See there.
+        only: See there.
         depthwise: See there.
         align: See there.
         index: See there.
@@ -96,6 +98,7 @@ def plan_named(
         form=form,
         axes=axes,
         skip=skip,
+        only=only,
         depthwise=depthwise,
         align=align,
         index=index,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -151,6 +152,25 @@ def test_uniform_keeps_the_same_share_everywhere_and_front_heavy_more_at_the_end
     assert max(shares["uniform"]) - min(shares["uniform"]) < 0.05
     front = shares["front_heavy"]
     assert front[0] < 0.5 * front[len(front) // 2] < 0.5 * front[-1]
+
+
+def test_layers_are_chosen_by_pattern_type_and_predicate() -> None:
+    model, x = torchvision.models.resnet18(num_classes=10), torch.zeros(1, 3, 32, 32)
+
+    def layers(**choice: Any) -> set[str]:
+        return set(epitorch.plan(model, x, ratio=1.005, **choice).layers)
+
+    everything = layers()
+    assert "fc" in everything
+    assert layers(skip=[nn.Linear]) == everything - {"fc"}
+    assert layers(only=[lambda name, layer: layer.weight.shape[-1] == 1 and "down" in name]) == {
+        name for name in everything if "downsample" in name
+    }
+    assert layers(only=["layer4.*", nn.Linear], skip=["*.1.conv2"]) == {
+        name for name in everything if name == "fc" or (name.startswith("layer4.") and not name.endswith("1.conv2"))
+    }
+    plan = epitorch.plan(model, x, ratio=1.005, only=["layer4.*"])
+    assert {plan.left[name] for name in everything - set(plan.layers)} == {"skipped"}
 
 
 def test_alignment_axes_and_skip_are_followed() -> None:
@@ -299,7 +319,10 @@ def quantised() -> nn.Module:
         (pair, {"ratio": 2, "axes": {"0": "inn"}}, ["auto | out | in | both", "did you mean 'in'"]),
         (pair, {"ratio": 2, "index": "learned"}, ["learner | direct | fixed"]),
         (pair, {"ratio": 2, "align": 0}, ["align"]),
-        (pair, {"ratio": 2, "skip": "fc"}, ["skip is a list"]),
+        (pair, {"ratio": 2, "skip": "fc"}, ["skip is not a list of layers"]),
+        (pair, {"ratio": 2, "skip": nn.Linear}, ["skip is not a list of layers"]),
+        (pair, {"ratio": 2, "only": [3]}, ["selects no layer", "3"]),
+        (pair, {"ratio": 2, "skip": ["00"]}, ["no layer has the name", "did you mean '0'"]),
         (pair, {"ratio": 2, "skip": ["*"]}, ["nothing to convert"]),
     ],
 )

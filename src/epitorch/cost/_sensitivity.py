@@ -22,6 +22,7 @@ from epitorch.errors import InputError, explain
 from epitorch.folding import folded
 from epitorch.functional import sample_weight
 from epitorch.init import evenly_spread
+from epitorch.plans import Selector
 from epitorch.spec import EpitomeSpec
 
 SHARES = (0.125, 0.25, 0.5, 0.75)
@@ -105,7 +106,8 @@ def sensitivity(
     shares: Sequence[float] = SHARES,
     form: Form = "auto",
     axes: Axes = "auto",
-    skip: Collection[str] = (),
+    skip: Collection[Selector] = (),
+    only: Collection[Selector] = (),
     depthwise: bool = False,
 ) -> Sensitivity:
     """Measure for each layer what an epitome of a few sizes costs.
@@ -120,6 +122,7 @@ def sensitivity(
         form: As for `plan`.
         axes: As for `plan`, the same for all layers.
         skip: As for `plan`.
+        only: As for `plan`.
         depthwise: As for `plan`.
 
     Returns:
@@ -132,7 +135,7 @@ def sensitivity(
     wrong = [share for share in shares if not 0 < share < 1]
     if wrong or not shares:
         raise InputError(explain("a share is out of range", expected="0 < share < 1", got=wrong or "no shares"))
-    surveyed = survey(model, example_input, skip=skip, depthwise=depthwise)
+    surveyed = survey(model, example_input, skip=skip, only=only, depthwise=depthwise)
     measure = _Measure(eval_copy(model), None if data is None else list(data), loss or F.cross_entropy)
     costs = {}
     for layer in surveyed.candidates:

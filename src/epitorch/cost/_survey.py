@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
@@ -20,7 +19,7 @@ from epitorch.cost.formulas import Geometry
 from epitorch.errors import ConversionError, EpitorchError, InputError, explain
 from epitorch.folding import folded
 from epitorch.nn import EpitomeLayer
-from epitorch.plans import Reason, WeightFacts
+from epitorch.plans import Reason, Selector, WeightFacts, check_selectors, selected
 from epitorch.spec import semantic_order
 
 _UNUSED = Geometry(0, 0)
@@ -73,28 +72,39 @@ class Survey:
     facts: Mapping[str, WeightFacts]
 
 
-def survey(model: nn.Module, example_input: Any, *, skip: Collection[str] = (), depthwise: bool = False) -> Survey:
+def survey(
+    model: nn.Module,
+    example_input: Any,
+    *,
+    skip: Collection[Selector] = (),
+    only: Collection[Selector] = (),
+    depthwise: bool = False,
+) -> Survey:
     """Run a copy of the model once and list its layers.
 
     Args:
         model: Any model; it is not changed.
         example_input: A tensor, or a tuple of the model's arguments.
-        skip: Name patterns of layers to leave.
+        skip: Layers to leave: name patterns, types, or functions of name and layer.
+        only: Where given, all other layers are left too.
         depthwise: Depthwise convolutions are candidates too.
 
     Raises:
         ConversionError: If the model has no parameters, a layer without shape, or cannot be changed at all.
-        InputError: If the model does not run on the example.
+        InputError: If the model does not run on the example, or a name pattern means no layer.
     """
     check_model(model)
     watched = _copied(model)
     layers = dict(weight_layers(watched))
+    check_selectors("skip", skip, layers)
+    check_selectors("only", only, layers)
     reads = _Reads({id(layer._parameters.get("weight")): name for name, layer in layers.items()})
     record = _run(watched, example_input, reads)
     owners = Counter(id(p) for module in watched.modules() for p in module._parameters.values() if p is not None)
     left, candidates = _others(watched, layers), []
     for name in sorted(layers, key=lambda name: reads.order.get(name, len(layers))):
-        reason = _obstacle(name, layers[name], owners, skip, depthwise)
+        is_meant = (not only or selected(only, name, layers[name])) and not selected(skip, name, layers[name])
+        reason = _obstacle(name, layers[name], owners, is_meant, depthwise)
         calls = record.calls.get(name)
         called = calls is not None and calls.count > 0
         if reason is None and not called and name not in reads.order:
@@ -190,13 +200,13 @@ class _Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _obstacle(name: str, layer: Any, owners: Counter[int], skip: Collection[str], depthwise: bool) -> Reason | None:
+def _obstacle(name: str, layer: Any, owners: Counter[int], is_meant: bool, depthwise: bool) -> Reason | None:
     """Why this layer is no candidate, whatever the model does with it."""
     if isinstance(layer, EpitomeLayer):
         return "already_epitome"
     if not name:
         return "whole_model"
-    if any(fnmatchcase(name, pattern) for pattern in skip):
+    if not is_meant:
         return "skipped"
     reason = why_left(layer)
     if reason is not None:

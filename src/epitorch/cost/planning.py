@@ -19,7 +19,7 @@ from epitorch.cost._survey import Candidate, Survey, survey
 from epitorch.cost.analysis import interpolated_by
 from epitorch.errors import ConversionError, InputError, explain, suggest
 from epitorch.init import evenly_spread
-from epitorch.plans import Budget, BudgetKind, LayerPlan, Plan, Reason
+from epitorch.plans import Budget, BudgetKind, LayerPlan, Plan, Reason, Selector
 from epitorch.spec import EpitomeSpec, semantic_order
 
 Policy = Literal["uniform", "front_heavy", "sensitivity"]
@@ -37,7 +37,8 @@ def plan(
     policy: Policy = "uniform",
     form: Form = "auto",
     axes: Axes | Mapping[str, Axes] = "auto",
-    skip: Collection[str] = (),
+    skip: Collection[Selector] = (),
+    only: Collection[Selector] = (),
     depthwise: bool = False,
     align: int = 1,
     index: Index = "learner",
@@ -62,7 +63,8 @@ def plan(
             multiply-adds, and for one on parameters grid where separable starts would lower the weight's rank.
         axes: Channel axes to shorten, or a mapping from name pattern to them (the first that matches; else "auto").
             "auto" minds the rank: the longer axis first, down to the shorter one, then both.
-        skip: Name patterns (`fnmatch`) of layers to leave.
+        skip: Layers to leave: name patterns (`fnmatch`), types, or functions of name and layer.
+        only: Where given, all other layers are left too.
         depthwise: Compress depthwise convolutions too.
         align: Epitome channels are multiples of it, or whole axes.
         index: How starts come about. A layer whose forward is never called gets "direct" instead of "learner".
@@ -81,7 +83,7 @@ def plan(
         >>> plan(model, torch.zeros(1, 8, 9, 9), ratio=2).params <= 37_568 // 2
         True
     """
-    _check_options(policy, form, axes, skip, align, index)
+    _check_options(policy, form, axes, align, index)
     _check_one_budget(params=params, madds=madds, ratio=ratio)
     if madds is not None and form == "grid":
         raise InputError(
@@ -91,12 +93,12 @@ def plan(
                 got="form='grid'",
             )
         )
-    surveyed = survey(model, example_input, skip=skip, depthwise=depthwise)
+    surveyed = survey(model, example_input, skip=skip, only=only, depthwise=depthwise)
     kind: BudgetKind = "params" if madds is None else "madds"
     amount = _amount(surveyed, params, madds, ratio)
     ladders = ladders_of(surveyed, kind, form, axes, align)
     if policy == "sensitivity" and sensitivity is None:
-        sensitivity = measure_sensitivity(model, example_input, form=form, skip=skip, depthwise=depthwise)
+        sensitivity = measure_sensitivity(model, example_input, form=form, skip=skip, only=only, depthwise=depthwise)
     chosen = choose(surveyed, ladders, kind, amount, policy, sensitivity)
     return _plan(
         surveyed, ladders, chosen, index, Budget(surveyed.model, kind, amount, surveyed.params, surveyed.madds)
@@ -210,14 +212,12 @@ def layer_plan(layer: Candidate, spec: EpitomeSpec, index: Index) -> LayerPlan:
 # ---- what was asked ----
 
 
-def _check_options(policy: object, form: object, axes: object, skip: object, align: object, index: object) -> None:
+def _check_options(policy: object, form: object, axes: object, align: object, index: object) -> None:
     check_choice("policy", policy, get_args(Policy))
     check_choice("form", form, FORMS)
     check_choice("index", index, get_args(Index))
     for choice in axes.values() if isinstance(axes, Mapping) else (axes,):
         check_choice("axes", choice, AXES)
-    if isinstance(skip, str):
-        raise InputError(explain("skip is a list of patterns", expected="['fc', 'layer4.*']", got=repr(skip)))
     if type(align) is not int or align < 1:
         raise InputError(explain("align is not valid", expected="a whole number above 0", got=repr(align)))
 
