@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 import epitorch
 from epitorch.errors import ConversionError
 from epitorch.nn import EpitomeConv2d
-from epitorch.plans import Budget, LayerPlan, Plan, WeightFacts
+from epitorch.plans import REASONS, Budget, LayerPlan, Plan, WeightFacts, _data
 from epitorch.plans._table import rank_bounds
 from epitorch.spec import EpitomeSpec
 
@@ -197,6 +198,32 @@ def test_check_sees_the_weight_of_converted_layers_and_no_learner() -> None:
 
 def test_a_plan_without_facts_fits_any_model() -> None:
     Plan({"0": LayerPlan((4, 3, 3, 3))}).check(nn.Sequential(nn.Conv2d(3, 9, 3)))
+
+
+# ---- the page in the docs ----
+
+PAGE = (Path(__file__).parents[1] / "docs" / "plans.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    for block in blocks("python"):
+        exec(compile(block, "plans.md", "exec"), scope)
+    assert scope["plan"].params <= sum(p.numel() for p in scope["small"].parameters()) // 2
+    (example,) = blocks("yaml")
+    (tmp_path / "example.yaml").write_text(example)
+    assert Plan.load(tmp_path / "example.yaml").layers == {"conv1": LayerPlan((16, 3, 3, 3), channel_starts="grid")}
+
+
+def test_every_reason_is_explained() -> None:
+    assert not [reason for reason in REASONS if f"`{reason}`" not in PAGE]
+    explained = Path(_data.__file__).read_text(encoding="utf-8").partition("closed list")[2]
+    assert not [reason for reason in REASONS if reason not in explained]
 
 
 # ---- table ----
