@@ -230,7 +230,7 @@ def test_layers_become_a_plan() -> None:
         ({}, "epitome_shape' is missing"),
         ({"epitome_shape": ["a"]}, "a list of whole numbers"),
         ({"epitome_shape": [8.0, 8, 3, 3]}, "a list of whole numbers"),
-        ({"epitome_shape": [8, 8, 3, 3], "flatten_kernel": "yes"}, "true | false"),
+        ({"epitome_shape": [8, 8, 3, 3], "flatten_kernel": "yes"}, r"true \| false"),
         ([8, 8], "is not a mapping"),
     ],
 )
