@@ -40,6 +40,7 @@ METHODS = (
     *(f"{fit}-{form}" for fit in ("searched", "weighted", "even") for form in FORMS),
     *("svd", "svd-weighted", "prune-l1", "prune-l2"),
 )
+COLOURS = (*FORMS, "svd", "weighted", "l1", "l2")
 _GLANCE = 100  # images measured before batch norm is re-estimated, where nearly nothing is left to measure
 HERE = Path(__file__).resolve().parent
 
@@ -329,6 +330,7 @@ def _silence(group: Hidden, method: str, keep: int) -> None:
 
 
 def _environment(task: Task, arguments: argparse.Namespace) -> dict[str, Any]:
+    dense = reestimate_batch_norm_(copy.deepcopy(task.model), _batches(task.calibration))
     cpu = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
@@ -367,9 +369,9 @@ def _plot(report: dict[str, Any], out: Path) -> None:
         for method in dict.fromkeys(cell["method"] for cell in report["cells"]):
             cells = sorted((c for c in report["cells"] if c["method"] == method), key=lambda c: c["ratio"])
             if cells[0][name] is not None:
-                style = {"even": ":", "prune": "-.", "svd": "--"}.get(method.split("-")[0], "-")
+                style = {"even": ":", "weighted": "--"}.get(method.split("-")[0], "-")
                 x, y = [c["ratio"] for c in cells], [c[name] for c in cells]
-                axis.plot(x, y, style, color=f"C{METHODS.index(method)}", marker="o", ms=3, label=method)
+                axis.plot(x, y, style, color=f"C{COLOURS.index(method.split('-')[-1])}", marker="o", ms=3, label=method)
         axis.set(ylabel=label, xlabel="compression of the whole model", xticks=RATIOS)
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)

@@ -14,8 +14,7 @@ from epitorch.errors import DataError, explain
 from epitorch.nn import EpitomeLayer
 
 Forward = Callable[[nn.Module, Any], object]
-_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def first_argument(model: nn.Module, batch: Any) -> object:
@@ -119,7 +118,7 @@ def _put_back_unused(norms: list[_BatchNorm], buffers: list[dict[str, Tensor]]) 
 
 
 def _takes_channels(module: nn.Module) -> bool:
-    return isinstance(module, (*_CONVS, *_TRANSPOSED, nn.Linear, EpitomeLayer))
+    return isinstance(module, (*_CONVS, nn.Linear, EpitomeLayer))
 
 
 def _squares(module: Any, features: Tensor) -> tuple[Tensor, int]:
@@ -131,7 +130,7 @@ def _squares(module: Any, features: Tensor) -> tuple[Tensor, int]:
     spatial = len(module.kernel_size)
     rows = squares.flatten(-spatial).sum(-1).reshape(-1, module.in_channels)  # a sample without batch axis: one row
     count = squares.numel() // module.in_channels
-    if isinstance(module, _TRANSPOSED) or getattr(module, "transposed", False):
+    if getattr(module, "transposed", False):
         return rows.sum(0), count
     return rows.reshape(-1, module.in_channels // module.groups).sum(0), count * module.groups
 

@@ -62,7 +62,7 @@ def _channel(target: Target, epitome: Tensor, starts: Starts, axis: Axis, rules:
     if any(own):
         parts = [(slice(b, b + 1), [place.row(b, dim) for place in places]) for b in range(blocks.shape[0])]
     else:
-        several = max(1, _CHUNK // (blocks[0, :, :, 0].numel() * size))
+        several = max(1, _CHUNK // (blocks.shape[2] * size))
         parts = [(slice(b, b + several), places) for b in range(0, blocks.shape[0], several)]
     chosen, source = [], None
     for part, here in parts:
@@ -118,12 +118,16 @@ def _curves(blocks: Tensor, source: Tensor, along: Tensor, across: Tensor, step:
     size, block = source.shape[1], blocks.shape[2]
     offset = torch.arange(block, device=source.device)
     index = (torch.arange(size, device=source.device).unsqueeze(1) + offset).remainder(size)  # shape: (size, block)
-    gram = torch.einsum("bpnr,plr->bpnl", blocks, source)
-    product = gram[:, :, offset, index].sum(-1)
-    weighted = source * across.unsqueeze(1)
-    squares = [(weighted * other).sum(-1) for other in (source, source.roll(-step, 1))]
-    square, mixed = (torch.einsum("pln,bn->bpl", values[:, index], along) for values in squares)
-    return torch.stack([product, square, mixed])
+    several = max(1, _CHUNK // (blocks.shape[0] * block * size))
+    found = []
+    for part, read, rest in zip(blocks.split(several, 1), source.split(several), across.split(several), strict=True):
+        gram = torch.einsum("bpnr,plr->bpnl", part, read)
+        product = gram[:, :, offset, index].sum(-1)
+        weighted = read * rest.unsqueeze(1)
+        squares = [(weighted * other).sum(-1) for other in (read, read.roll(-step, 1))]
+        square, mixed = (torch.einsum("pln,bn->bpl", values[:, index], along) for values in squares)
+        found.append(torch.stack([product, square, mixed]))
+    return torch.cat(found, 2)
 
 
 def _lowest(curves: Tensor, step: int, rules: Rules) -> Tensor:
