@@ -171,6 +171,7 @@ def convert_(
     """
     _check_plan(plan)
     _check_init(init, moments)
+    plan.check(model)
     modules = dict(model.named_modules(remove_duplicate=False))
     _refuse_scripted(model)
     layers = dict(weight_layers(model))

@@ -157,19 +157,19 @@ def test_uniform_keeps_the_same_share_everywhere_and_front_heavy_more_at_the_end
 def test_layers_are_chosen_by_pattern_type_and_predicate() -> None:
     model, x = torchvision.models.resnet18(num_classes=10), torch.zeros(1, 3, 32, 32)
 
-    def layers(**choice: Any) -> set[str]:
-        return set(epitorch.plan(model, x, ratio=1.005, **choice).layers)
+    def layers(ratio: float, **choice: Any) -> set[str]:
+        return set(epitorch.plan(model, x, ratio=ratio, **choice).layers)
 
-    everything = layers()
+    everything = layers(2)
     assert "fc" in everything
-    assert layers(skip=[nn.Linear]) == everything - {"fc"}
-    assert layers(only=[lambda name, layer: layer.weight.shape[-1] == 1 and "down" in name]) == {
+    assert layers(2, skip=[nn.Linear]) == everything - {"fc"}
+    assert layers(1.01, only=[lambda name, layer: layer.weight.shape[-1] == 1 and "down" in name]) == {
         name for name in everything if "downsample" in name
     }
-    assert layers(only=["layer4.*", nn.Linear], skip=["*.1.conv2"]) == {
+    assert layers(1.6, only=["layer4.*", nn.Linear], skip=["*.1.conv2"]) == {
         name for name in everything if name == "fc" or (name.startswith("layer4.") and not name.endswith("1.conv2"))
     }
-    plan = epitorch.plan(model, x, ratio=1.005, only=["layer4.*"])
+    plan = epitorch.plan(model, x, ratio=1.6, only=["layer4.*"])
     assert {plan.left[name] for name in everything - set(plan.layers)} == {"skipped"}
 
 
