@@ -1,0 +1,19 @@
+"""Conversion in place: dense layers to epitome layers by a plan, and back."""
+
+from epitorch.conversion._convert import Init, convert_
+from epitorch.conversion._layers import EPITOME_CLASSES, weight_layers, why_left
+from epitorch.conversion._report import ConversionReport, LayerReport
+from epitorch.conversion._surgery import keep_hooks, replace_modules, to_dense_
+
+__all__ = [
+    "EPITOME_CLASSES",
+    "ConversionReport",
+    "Init",
+    "LayerReport",
+    "convert_",
+    "keep_hooks",
+    "replace_modules",
+    "to_dense_",
+    "weight_layers",
+    "why_left",
+]
