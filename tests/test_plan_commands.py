@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from epitorch.checkpoint import load_checkpoint
+from epitorch.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
 from epitorch.cli import _amount, main
+from epitorch.models.resolve import build_model
 from epitorch.plans import Plan
 
 DIGITS = "epitorch:digits_cnn --input 1,1,8,8"
@@ -56,6 +58,27 @@ def test_a_converted_checkpoint_can_be_planned_again(tmp_path: Path, capsys: pyt
     plan = json.loads(capsys.readouterr().out)
     assert plan["left"]["conv2"] == "already_epitome"
     assert "conv4" in plan["layers"]
+
+
+def test_a_dense_checkpoint_is_converted_near_its_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dense, plan = tmp_path / "dense", tmp_path / "plan.yaml"
+    model = build_model("epitorch:digits_cnn")
+    save_checkpoint(dense, model, CheckpointConfig("epitorch:digits_cnn", {}, None, None, None))
+    assert run(f"plan {DIGITS} --ratio 2 --index fixed --out {plan}") == 0
+    for init in ("fresh", "least_squares"):
+        assert run(f"convert {dense} --plan {plan} --out {tmp_path / init} --init {init}") == 0
+    assert "evenly spread starts" in capsys.readouterr().out
+    name = next(iter(Plan.load(plan).layers))
+    wanted = model.get_parameter(f"{name}.weight")
+
+    def error(init: str) -> float:
+        layer: Any = load_checkpoint(tmp_path / init).model.get_submodule(name)
+        return float((layer.weight - wanted).detach().norm() / wanted.detach().norm())
+
+    assert error("least_squares") < 0.95 < error("fresh")
+    assert run(f"convert {tmp_path / 'fresh'} --plan {plan} --out {tmp_path / 'twice'}") == 2
+    assert "converted already" in capsys.readouterr().err
+    assert not (tmp_path / "twice").exists()
 
 
 def test_options_reach_the_planner(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,9 +81,10 @@ PLAN = """
 """
 CONVERT = """
     Build a model, replace its layers by epitome layers as a plan says, and write it as a checkpoint. The epitomes are
-    drawn anew: train the result.
+    drawn anew (train the result), or with --init least_squares those nearest to the model's weights.
 
-    MODEL is as for `epitorch plan`; a plan for another model is refused, with the first layer that differs.
+    MODEL is as for `epitorch plan`: a name, or the folder of a dense model's checkpoint. A plan for another model is
+    refused, with the first layer that differs.
 
     writes to --out: model.safetensors and config.json, what `epitorch count` and `epitorch.checkpoint.load_checkpoint`
     read.
@@ -91,5 +92,6 @@ CONVERT = """
     examples:
       epitorch plan torchvision:resnet18 --ratio 2 --out plan.yaml
       epitorch convert torchvision:resnet18 --plan plan.yaml --out converted
+      epitorch convert runs/dense --plan plan.yaml --out warm --init least_squares
       epitorch count converted
 """

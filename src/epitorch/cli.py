@@ -196,10 +196,17 @@ def _add_plan(commands: Any) -> None:
 
 def _add_convert(commands: Any) -> None:
     parser = _described(commands.add_parser, _help.CONVERT, name="convert", help="write a model converted by a plan")
-    parser.add_argument("model", metavar="MODEL", help="a model's name")
+    parser.add_argument("model", metavar="MODEL", help="a model's name, or the checkpoint folder of a dense one")
     parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help="what `epitorch plan` wrote")
     parser.add_argument("--out", type=_folder, required=True, metavar="DIR", help="folder of the checkpoint")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the fresh weights; default: 0")
+    parser.add_argument(
+        "--init",
+        choices=("fresh", "least_squares"),
+        default="fresh",
+        help="least_squares: the epitomes nearest to the model's weights; default: fresh",
+    )
+    _add_allow_factory(parser)
     parser.set_defaults(run=_convert)
 
 
@@ -350,7 +357,15 @@ def _plan(arguments: argparse.Namespace) -> None:
 def _convert(arguments: argparse.Namespace) -> None:
     from epitorch.commands import convert_named
 
-    print(convert_named(arguments.model, arguments.plan, arguments.out, seed=arguments.seed))
+    report = convert_named(
+        arguments.model,
+        arguments.plan,
+        arguments.out,
+        init=arguments.init,
+        seed=arguments.seed,
+        allow_factory=arguments.allow_factory,
+    )
+    print(report)
     print(f"written to {arguments.out}")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from epitorch.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
-from epitorch.conversion import ConversionReport, convert_
+from epitorch.conversion import ConversionReport, Init, convert_
 from epitorch.cost import Cost, count, plan
 from epitorch.cost.planning import Axes, Form, Index, Policy
 from epitorch.errors import EpitorchError, InputError, explain
@@ -108,14 +109,18 @@ def plan_named(
     return made
 
 
-def convert_named(name: str, plan_file: Path, out: Path, *, seed: int = 0) -> ConversionReport:
-    """Build a model, convert it by a plan and write it as a checkpoint.
+def convert_named(
+    name: str, plan_file: Path, out: Path, *, init: Init = "fresh", seed: int = 0, allow_factory: bool = False
+) -> ConversionReport:
+    """Build or load a model, convert it by a plan and write it as a checkpoint.
 
     Args:
-        name: A model as `build_model` takes it.
+        name: A model as `build_model` takes it, or the folder of a dense model's checkpoint.
         plan_file: What `Plan.save` wrote.
         out: Folder of the checkpoint; it is made if missing.
+        init: As for `convert_`.
         seed: Of the fresh weights; the random generator is put back.
+        allow_factory: Run the factory that a checkpoint names.
 
     Raises:
         InputError: If there is no such model, or the plan is damaged or for another model.
@@ -123,10 +128,21 @@ def convert_named(name: str, plan_file: Path, out: Path, *, seed: int = 0) -> Co
     loaded = Plan.load(plan_file)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = build_model(name)
-        loaded.check(model)
-        report = convert_(model, loaded)
-    save_checkpoint(out, model, CheckpointConfig(name, {}, loaded, None, None))
+        if Path(name).is_dir():
+            checkpoint = load_checkpoint(name, allow_factory=allow_factory)
+            model, config = checkpoint.model, replace(checkpoint.config, plan=loaded)
+            if checkpoint.config.plan is not None:
+                raise InputError(
+                    explain(
+                        "this checkpoint is converted already",
+                        expected="the checkpoint of a dense model",
+                        got=name,
+                    )
+                )
+        else:
+            model, config = build_model(name), CheckpointConfig(name, {}, loaded, None, None)
+        report = convert_(model, loaded, init=init)
+    save_checkpoint(out, model, config)
     return report
 
 
