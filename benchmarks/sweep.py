@@ -49,6 +49,9 @@ def main() -> int:
         return 0
     arguments.out.mkdir(parents=True, exist_ok=True)
     names = arguments.only or [*torchvision_names(), *timm_names()]
+    for row in _rows_of(arguments.resume):
+        if row["name"] in names and not _line(arguments.out, row["name"]).exists():
+            _line(arguments.out, row["name"]).write_text(json.dumps(row) + "\n")
     todo = [name for name in names if not _line(arguments.out, name).exists()]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         list(pool.map(lambda name: _run(name, arguments), todo))
@@ -63,10 +66,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=15, help="limit of one model")
     parser.add_argument("--only", nargs="+", metavar="SOURCE:NAME")
+    parser.add_argument(
+        "--resume", type=Path, help="what --save wrote before: its models that passed are not run again"
+    )
     parser.add_argument("--table", type=Path, help="write a Markdown table")
     parser.add_argument("--save", type=Path, help="write all rows as JSON")
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def _rows_of(saved: Path | None) -> list[dict[str, Any]]:
+    rows = [] if saved is None else json.loads(saved.read_text())["rows"]
+    return [row for row in rows if row["verdict"] != "failed"]
 
 
 def _line(out: Path, name: str) -> Path:
@@ -106,7 +117,13 @@ def check(name: str) -> dict[str, Any]:
             row["problem"] = f"{type(error).__name__}: {error}"[:600]
             row["where"] = traceback.format_exc().strip().splitlines()[-3].strip()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {**row, "seconds": round(time.perf_counter() - begun, 1), "peak_bytes": peak}
+    return {**row, "commit": _commit(), "seconds": round(time.perf_counter() - begun, 1), "peak_bytes": peak}
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
 
 
 def _steps(what: Subject, row: dict[str, Any]) -> None:

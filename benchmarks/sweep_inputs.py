@@ -55,6 +55,8 @@ def _torchvision(name: str, model: str) -> Subject:
     if kind in ("detection", "segmentation"):
         options["weights_backbone"] = None
     if kind == "detection":
+        if "rcnn" in model:
+            options["box_score_thresh"] = 0.0  # fresh weights are sure of nothing: without this there is no output
         return Subject(name, lambda: builder(**options), (([_image(128, 1)[0], _image(128, 2)[0]],),), _detection_loss)
     return Subject(name, lambda: builder(**options), _torchvision_inputs(kind, model), _plain)
 

@@ -31,6 +31,16 @@ def test_readme_examples_run_in_order() -> None:
     assert scope["layer"].weight.shape == (128, 64, 3, 3)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES[1:] if python_blocks(page)], ids=lambda page: page.name)
+def test_examples_of_the_docs_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        for block in python_blocks(page):
+            exec(compile(block, page.name, "exec"), scope)
+    assert scope
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
