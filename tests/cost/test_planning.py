@@ -220,13 +220,9 @@ class Corners(nn.Module):
 def test_every_layer_is_converted_or_left_with_its_reason(index: Any) -> None:
     model, x = Corners(), torch.randn(2, 5, 16)
     plan = epitorch.plan(model, x, ratio=1.3, index=index)
-    assert plan.left == {
-        "unused": "not_called",
-        "tied": "shared_weight",
-        "tied_too": "shared_weight",
-        "depth": "depthwise",
-    }
-    unseen = {"attention.out_proj", "read"}  # their forward is never called: a learner would see no features
+    assert plan.left == {"tied": "shared_weight", "tied_too": "shared_weight", "depth": "depthwise"}
+    # the forward of these is never called: a learner would see no features
+    unseen = {"attention.out_proj", "read", "unused"}
     assert {name for name, layer in plan.layers.items() if layer.index == "direct"} == (
         unseen if index == "learner" else set()
     )
@@ -237,6 +233,24 @@ def test_every_layer_is_converted_or_left_with_its_reason(index: Any) -> None:
     model.train()(x).square().sum().backward()
     trained = [model.attention.out_proj.epitome, model.read.epitome, model.up.epitome]  # type: ignore[union-attr]
     assert all(torch.count_nonzero(parameter.grad) for parameter in trained)  # type: ignore[arg-type]
+
+
+def test_a_layer_that_does_no_work_has_no_part_in_a_budget_on_multiply_adds() -> None:
+    class Auxiliary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head, self.auxiliary = nn.Linear(16, 64), nn.Linear(64, 8), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.body(x)
+            return self.head(x) + (self.auxiliary(x).mean() if self.training else 0)
+
+    model, x = Auxiliary(), torch.randn(2, 16)
+    assert epitorch.plan(model, x, madds=1200).left == {"auxiliary": "not_called"}
+    plan = epitorch.plan(model, x, ratio=2)
+    assert plan.layers["auxiliary"].index == "direct"
+    epitorch.convert_(model, plan)
+    assert epitorch.count(model, x).params == plan.params
 
 
 def test_depthwise_layers_take_part_when_asked() -> None:

@@ -135,7 +135,7 @@ def sensitivity(
     wrong = [share for share in shares if not 0 < share < 1]
     if wrong or not shares:
         raise InputError(explain("a share is out of range", expected="0 < share < 1", got=wrong or "no shares"))
-    surveyed = survey(model, example_input, skip=skip, only=only, depthwise=depthwise)
+    surveyed = survey(model, example_input, skip=skip, only=only, depthwise=depthwise, uncalled=True)
     measure = _Measure(eval_copy(model), None if data is None else list(data), loss or F.cross_entropy)
     costs = {}
     for layer in surveyed.candidates:

@@ -79,6 +79,7 @@ def survey(
     skip: Collection[Selector] = (),
     only: Collection[Selector] = (),
     depthwise: bool = False,
+    uncalled: bool = False,
 ) -> Survey:
     """Run a copy of the model once and list its layers.
 
@@ -88,6 +89,8 @@ def survey(
         skip: Layers to leave: name patterns, types, or functions of name and layer.
         only: Where given, all other layers are left too.
         depthwise: Depthwise convolutions are candidates too.
+        uncalled: So are layers that the model does not use on the example in eval mode, auxiliary heads for example:
+            they are parameters all the same.
 
     Raises:
         ConversionError: If the model has no parameters, a layer without shape, or cannot be changed at all.
@@ -107,7 +110,7 @@ def survey(
         reason = _obstacle(name, layers[name], owners, is_meant, depthwise)
         calls = record.calls.get(name)
         called = calls is not None and calls.count > 0
-        if reason is None and not called and name not in reads.order:
+        if reason is None and not uncalled and not called and name not in reads.order:
             reason = "not_called"
         if reason is not None:
             left[name] = reason

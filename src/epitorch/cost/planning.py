@@ -93,8 +93,8 @@ def plan(
                 got="form='grid'",
             )
         )
-    surveyed = survey(model, example_input, skip=skip, only=only, depthwise=depthwise)
     kind: BudgetKind = "params" if madds is None else "madds"
+    surveyed = survey(model, example_input, skip=skip, only=only, depthwise=depthwise, uncalled=kind == "params")
     amount = _amount(surveyed, params, madds, ratio)
     ladders = ladders_of(surveyed, kind, form, axes, align)
     if policy == "sensitivity" and sensitivity is None:
