@@ -139,6 +139,8 @@ def _steps(what: Subject, row: dict[str, Any]) -> None:
     plan = epitorch.plan(model, inputs, ratio=RATIO, depthwise=True)
     row["step"] = "convert"
     report = epitorch.convert_(model, plan)
+    if what.settle:
+        epitorch.reestimate_batch_norm_(model, [inputs], forward=lambda model, batch: model(*batch))
     row.update(_coverage(model, report), converted=len(report.converted), left=len(report.left))
     row["step"] = "parameters"
     planned = epitorch.count(model, inputs).params

@@ -53,6 +53,7 @@ class _Subject:
         self.build = lambda: nn.Sequential(*(type(m)(*_arguments(m)) for m in layers))
         self.inputs = ((torch.randn(2, 3, 8, 8),),)
         self.train = lambda model, inputs: model(*inputs)
+        self.settle = False
 
 
 def _arguments(module: Any) -> tuple[Any, ...]:
