@@ -301,3 +301,21 @@ def test_lazy_and_already_converted_layers_are_refused() -> None:
         epitorch.convert_(model, Plan({"0.learner.squeeze": LayerPlan((4, 8))}))
     (layer,) = epitorch.convert_(model, Plan({})).layers
     assert (layer.left, layer.epitome_shape, layer.params_after) == ("already_epitome", (4, 8), 34)
+
+
+def test_a_forward_replaced_on_the_instance_is_refused() -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 8))
+    model[0].forward = lambda x: x @ model[0].weight.T * 2
+    assert why_left(model[0]) == "patched"
+    with pytest.raises(ConversionError, match="patched") as caught:
+        epitorch.convert_(model, Plan({"0": LayerPlan((4, 4))}))
+    assert "subclass" in str(caught.value)
+
+
+def test_a_weight_of_zeros_stays_zero() -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 8))
+    nn.init.zeros_(model[0].weight)
+    epitorch.convert_(model, Plan({"0": LayerPlan((4, 4))}))
+    assert not model[0].weight.any()
+    model(torch.randn(2, 4)).sum().backward()
+    assert model[0].epitome.grad.any()

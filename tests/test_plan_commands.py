@@ -140,3 +140,21 @@ def test_wrong_usage_is_exit_code_2(command: str, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as caught:
         run(command)
     assert caught.value.code == 2
+
+
+def test_a_conversion_never_replaces_what_it_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_folder, plan = tmp_path / "run", tmp_path / "plan.yaml"
+    dense = run_folder / "checkpoint"
+    config = CheckpointConfig("epitorch:digits_cnn", {}, None, None, None)
+    save_checkpoint(dense, build_model("epitorch:digits_cnn"), config)
+    before = (dense / "model.safetensors").read_bytes()
+    assert run(f"plan {DIGITS} --ratio 2 --out {plan}") == 0
+    for source in (dense, run_folder):
+        for out in (dense, run_folder):
+            assert run(f"convert {source} --plan {plan} --out {out} --overwrite") == 2
+            assert "would replace the model" in capsys.readouterr().err
+    assert (dense / "model.safetensors").read_bytes() == before
+    assert run(f"convert {dense} --plan {plan} --out {tmp_path / 'new'}") == 0
+    assert run(f"convert {dense} --plan {plan} --out {tmp_path / 'new'}") == 2
+    assert "has files already" in capsys.readouterr().err
+    assert run(f"convert {dense} --plan {plan} --out {tmp_path / 'new'} --overwrite") == 0

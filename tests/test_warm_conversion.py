@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import epitorch
 from epitorch import LayerPlan, Plan
-from epitorch.errors import ConversionError
+from epitorch.errors import ConversionError, DataError
 
 PLAN = {
     "0": LayerPlan((4, 6, 3, 3), index="fixed"),
@@ -114,3 +114,21 @@ def test_a_weight_that_is_not_finite_is_refused_by_name() -> None:
         epitorch.convert_(model, Plan(PLAN), init="least_squares")
     assert "finite" in str(caught.value)
     assert isinstance(model[0], nn.Conv2d)
+
+
+def test_moments_of_another_model_are_refused() -> None:
+    with pytest.raises(ConversionError, match="the moments name a layer") as caught:
+        epitorch.convert_(network(), Plan(PLAN), init="least_squares", moments={"module.2": torch.ones(8)})
+    assert "wraps it" in str(caught.value)
+
+
+@pytest.mark.parametrize("batch", [torch.full((2, 6, 9, 9), float("nan")), torch.zeros(0, 6, 9, 9)])
+def test_useless_batches_are_refused_and_change_nothing(batch: Tensor) -> None:
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(DataError):
+        epitorch.reestimate_batch_norm_(model, [batch])
+    with pytest.raises(DataError):
+        epitorch.activation_moments(model, [batch])
+    torch.testing.assert_close(model.state_dict(), before)
+    assert epitorch.activation_moments(model, [torch.randn(2, 6, 9, 9)])

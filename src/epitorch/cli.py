@@ -206,6 +206,7 @@ def _add_convert(commands: Any) -> None:
         default="fresh",
         help="least_squares: the epitomes nearest to the model's weights; default: fresh",
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier conversion in --out")
     _add_allow_factory(parser)
     parser.set_defaults(run=_convert)
 
@@ -364,6 +365,7 @@ def _convert(arguments: argparse.Namespace) -> None:
         init=arguments.init,
         seed=arguments.seed,
         allow_factory=arguments.allow_factory,
+        overwrite=arguments.overwrite,
     )
     print(report)
     print(f"written to {arguments.out}")

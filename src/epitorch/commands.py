@@ -110,7 +110,14 @@ def plan_named(
 
 
 def convert_named(
-    name: str, plan_file: Path, out: Path, *, init: Init = "fresh", seed: int = 0, allow_factory: bool = False
+    name: str,
+    plan_file: Path,
+    out: Path,
+    *,
+    init: Init = "fresh",
+    seed: int = 0,
+    allow_factory: bool = False,
+    overwrite: bool = False,
 ) -> ConversionReport:
     """Build or load a model, convert it by a plan and write it as a checkpoint.
 
@@ -121,10 +128,12 @@ def convert_named(
         init: As for `convert_`.
         seed: Of the fresh weights; the random generator is put back.
         allow_factory: Run the factory that a checkpoint names.
+        overwrite: Replace what an earlier conversion wrote to the folder.
 
     Raises:
-        InputError: If there is no such model, or the plan is damaged or for another model.
+        InputError: If there is no such model, the plan is damaged or for another model, or the folder has files.
     """
+    _refuse_used(name, out, overwrite)
     loaded = Plan.load(plan_file)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -144,6 +153,25 @@ def convert_named(
         report = convert_(model, loaded, init=init)
     save_checkpoint(out, model, config)
     return report
+
+
+def _refuse_used(name: str, out: Path, overwrite: bool) -> None:
+    """A conversion must not replace the weights it comes from, nor the files of a run."""
+    source = Path(name).resolve()
+    if Path(name).is_dir() and out.resolve() in (source, *source.parents, source / "checkpoint"):
+        wrong = "the output would replace the model that is converted"
+        raise InputError(explain(wrong, expected="another folder", got=str(out), where="--out"))
+    used = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    if used and not (overwrite and (out / "config.json").is_file()):
+        raise InputError(
+            explain(
+                "this folder has files already",
+                expected="a new or empty folder",
+                got=str(out),
+                where="--out",
+                fix="choose another folder, or pass --overwrite to replace an earlier conversion",
+            )
+        )
 
 
 def _named_model(name: str, allow_factory: bool) -> tuple[nn.Module, tuple[int, ...]]:

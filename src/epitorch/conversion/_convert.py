@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from math import isfinite
 from typing import Any, Literal, get_args
 
 import torch
@@ -36,6 +37,7 @@ _REMEDY: dict[Reason, str] = {
     "scripted": "convert the model before it is scripted or traced",
     "quantized": "convert the floating-point model, before it is quantised",
     "lazy": "run the model once first, so that its shapes are known",
+    "patched": "put its own forward back, or make it a subclass",
 }
 
 
@@ -51,7 +53,8 @@ def convert_(
     `requires_grad`, forward and backward hooks and name stay. A module that the model uses under several names is
     converted once. Subclasses of torch's layers keep their own forward, which then runs on the generated weight (weight
     standardisation, padding as in TensorFlow, ...). Weight normalisation, pruning and other parametrisations are
-    folded: the layer is converted with the weight that they made.
+    folded: the layer is converted with the weight that they made. Attributes that a layer of torch's own class was
+    given, and hooks on its state, do not stay; a subclass keeps them.
 
     Args:
         model: Any module.
@@ -73,6 +76,7 @@ def convert_(
     _refuse_scripted(model)
     layers = dict(weight_layers(model))
     owners, inside = owners_of_parameters(model), learner_modules(model)
+    _check_moments(moments or {}, layers)
     replacements: dict[int, tuple[str, nn.Module, Conversion]] = {}
     for name, layer_plan in plan.layers.items():
         dense = _planned_layer(modules, name, inside)
@@ -120,6 +124,19 @@ def _check_init(init: str, moments: object) -> None:
     if moments is not None and init != "least_squares":
         raise ConversionError(
             explain("moments have no effect here", expected="init='least_squares' with moments", got=f"init={init!r}")
+        )
+
+
+def _check_moments(moments: Mapping[str, Tensor], layers: Mapping[str, nn.Module]) -> None:
+    unknown = [name for name in moments if name not in layers]
+    if unknown:
+        raise ConversionError(
+            explain(
+                f"the moments name a layer that the model has not: '{unknown[0]}'{suggest(unknown[0], list(layers))}",
+                expected="names of this model's convolutions and linear layers",
+                got=", ".join(map(repr, unknown[:4])),
+                fix="take the moments of the model itself, not of one that wraps it",
+            )
         )
 
 
@@ -214,9 +231,10 @@ def _same_kind(dense: Any, options: dict[str, Any]) -> EpitomeLayer:
 @torch.no_grad()
 def _take_over(layer: EpitomeLayer, dense: Any, name: str) -> None:
     layer.qualified_name = name
-    std = float(dense.weight.float().std(correction=0)) if not dense.weight.is_meta else 0.0
-    if std > 0:
-        layer.init_epitome(std)
+    if not dense.weight.is_meta:
+        std = float(dense.weight.float().std(correction=0))
+        if isfinite(std):  # zero for the last layer of a residual branch that begins as the identity
+            layer.init_epitome(std)
     if not dense.weight.requires_grad:  # its starts must not move it either
         for part in (layer.epitome, *layer.routing_map.parameters(), *_learner_parameters(layer)):
             part.requires_grad_(False)

@@ -57,6 +57,8 @@ def why_left(module: nn.Module) -> Reason | None:
         return "scripted"
     if not isinstance(module, tuple(EPITOME_CLASSES)):
         return "quantized" if "quantized" in type(module).__module__ else "other_kind"
+    if "forward" in module.__dict__:  # it may compute anything, and holds on to the old layer
+        return "patched"
     weight = folded(module)[0]._parameters.get("weight")
     if is_lazy(weight):
         return "lazy"

@@ -29,7 +29,8 @@ class LayerReport:
         left: Why it is as it was; None where it was converted.
         own_forward: A subclass whose own forward runs on the generated weight.
         folded: What made the weight before: weight normalisation, pruning, ...
-        error: Relative Frobenius error of the generated weight, after `init="least_squares"`.
+        error: Relative Frobenius error of the generated weight, after `init="least_squares"`; with moments weighted by
+            them.
         error_spread: The same with evenly spread starts and the best epitome for them.
     """
 

@@ -194,6 +194,14 @@ class _Measure:
             with quiet(self.probe):
                 value = float(self.loss(self.probe(*arguments), target))
             total, samples = total + value * len(target), samples + len(target)
+        if not samples or not isfinite(total):
+            raise InputError(
+                explain(
+                    "the loss is no measure",
+                    expected="batches with samples whose mean loss is finite",
+                    got=f"a sum of {total} over {samples} samples",
+                )
+            )
         return total / samples
 
 

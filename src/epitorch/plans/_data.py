@@ -30,6 +30,7 @@ Reason = Literal[
     "lazy",
     "quantized",
     "scripted",
+    "patched",
     "skipped",
     "too_small",
     "budget",
@@ -41,10 +42,11 @@ Reason = Literal[
 
 not_in_plan: the plan does not name it · stem, no_expansion, middle, last_conv, classifier: roles that the plan for
 MobileNetV2 leaves · depthwise: one input channel per filter · already_epitome: converted before · other_kind: no
-convolution or linear layer · no_weight: its weight is no parameter · lazy: no shape yet · quantized, scripted: nothing
-can be changed · skipped: named by a pattern of `skip` · too_small: the smallest epitome costs as much as the weight ·
-budget: room for the whole weight · not_called: the model runs it neither by a call nor through its weight ·
-shared_weight: several modules hold the weight · whole_model: the model is this layer, so nothing can hold another.
+convolution or linear layer · no_weight: its weight is no parameter · lazy: no shape yet · quantized, scripted:
+nothing can be changed · patched: its forward was replaced on the instance · skipped: named by a pattern of `skip` ·
+too_small: the smallest epitome costs as much as the weight · budget: room for the whole weight · not_called: the
+model runs it neither by a call nor through its weight · shared_weight: several modules hold the weight · whole_model:
+the model is this layer, so nothing can hold another.
 """
 REASONS: tuple[str, ...] = get_args(Reason)
 BudgetKind = Literal["params", "madds"]

@@ -40,7 +40,7 @@ def activation_moments(
         ran are not there.
 
     Raises:
-        DataError: If there are no batches.
+        DataError: If there are no batches, or they hold no samples or values that are not finite.
     """
     sums: dict[int, Tensor] = {}
     counts: dict[int, int] = {}
@@ -61,7 +61,12 @@ def activation_moments(
     finally:
         for hook in hooks:
             hook.remove()
-    return {name: sums[id(module)] / counts[id(module)] for name, module in layers.items() if id(module) in sums}
+    found = {name: sums[id(module)] / counts[id(module)] for name, module in layers.items() if id(module) in sums}
+    wrong = next((name for name, value in found.items() if not value.isfinite().all()), None)
+    if wrong is not None or (layers and not found):
+        got = "no layer saw a sample" if wrong is None else f"other numbers at the input of '{wrong}'"
+        raise DataError(explain("the batches give no moments", expected="samples with finite values", got=got))
+    return found
 
 
 @torch.no_grad()
@@ -82,7 +87,7 @@ def reestimate_batch_norm_(model: nn.Module, batches: Iterable[Any], *, forward:
         The model.
 
     Raises:
-        DataError: If there are no batches; the statistics are then as they were.
+        DataError: If there are no batches, or they make statistics that are not finite; these are then as they were.
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if not norms:
@@ -95,6 +100,7 @@ def reestimate_batch_norm_(model: nn.Module, batches: Iterable[Any], *, forward:
             norm.momentum = None  # torch's cumulative average
         with _modes(model, train=norms):
             _run(model, batches, forward, "batch norm statistics")
+        _refuse_useless(norms)
     except BaseException:
         _put_back(norms, buffers)
         raise
@@ -103,6 +109,24 @@ def reestimate_batch_norm_(model: nn.Module, batches: Iterable[Any], *, forward:
             norm.momentum = momentum
     _put_back_unused(norms, buffers)
     return model
+
+
+def _refuse_useless(norms: list[_BatchNorm]) -> None:
+    """NaN in the data makes the statistics NaN."""
+    for norm in norms:
+        mean, variance = norm.running_mean, norm.running_var
+        assert mean is not None
+        assert variance is not None
+        if not norm.num_batches_tracked:
+            continue
+        if not (mean.isfinite().all() and variance.isfinite().all()):
+            raise DataError(
+                explain(
+                    "the batches give no statistics",
+                    expected="samples with finite values",
+                    got=f"mean {mean[:3].tolist()}, variance {variance[:3].tolist()}",
+                )
+            )
 
 
 def _put_back(norms: list[_BatchNorm], buffers: list[dict[str, Tensor]]) -> None:
@@ -138,6 +162,10 @@ def _squares(module: Any, features: Tensor) -> tuple[Tensor, int]:
 def _run(model: nn.Module, batches: Iterable[Any], forward: Forward, what: str) -> None:
     ran = False
     for batch in batches:
+        given = batch[0] if isinstance(batch, tuple | list) and batch else batch
+        if isinstance(given, Tensor) and not given.numel():
+            got = f"a batch of shape {tuple(given.shape)}"
+            raise DataError(explain(f"{what} need data", expected="batches with samples", got=got))
         forward(model, batch)
         ran = True
     if not ran:
