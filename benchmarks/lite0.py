@@ -37,10 +37,10 @@ from epitorch.warmstart import activation_moments, fit_epitome, reestimate_batch
 RATIOS = (1.25, 1.5, 2.0, 3.0, 4.0)
 FORMS = ("separable", "grid", "fine")
 METHODS = (
-    *(f"{fit}-{form}" for fit in ("searched", "weighted", "even") for form in FORMS),
-    *("svd", "svd-weighted", "prune-l1", "prune-l2"),
+    *(f"{fit}-{form}" for fit in ("searched", "weighted", "centred", "even") for form in FORMS),
+    *("svd", "svd-weighted", "svd-centred", "prune-l1", "prune-l2"),
 )
-COLOURS = (*FORMS, "svd", "weighted", "l1", "l2")
+COLOURS = (*FORMS, "svd", "weighted", "centred", "l1", "l2")
 _GLANCE = 100  # images measured before batch norm is re-estimated, where nearly nothing is left to measure
 HERE = Path(__file__).resolve().parent
 
@@ -92,14 +92,16 @@ class Task:
     measured: Tensor
     labels: Tensor
     dense: Tensor  # predicted classes of the measured images
-    moments: dict[str, Tensor]
+    moments: dict[str, dict[str, Tensor]]  # by kind of importance, then by layer
 
 
 def _load(arguments: argparse.Namespace) -> Task:
     model, (images, labels) = lite0(), _images(arguments)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     calibration, rest = order[: arguments.calibration], order[arguments.calibration :][: arguments.measured]
-    moments = activation_moments(model, _batches(images[calibration]))
+    squares = activation_moments(model, _batches(images[calibration]))
+    variances = activation_moments(model, _batches(images[calibration]), centred=True)
+    moments = {"weighted": squares, "centred": {**variances, "_fc": squares["_fc"]}}  # no batch norm behind that one
     dense = _predict(model, images[rest])
     return Task(model, images[calibration], images[rest], labels[rest], dense, moments)
 
@@ -204,11 +206,16 @@ def _compress(model: nn.Module, task: Task, method: str, budget: int) -> tuple[i
     lost, whole = 0.0, 0.0
     for name, layer in layers.items():
         dense = layer.weight.detach().flatten(1)
-        root = (task.moments[name] + 1e-3 * task.moments[name].mean()).sqrt()
-        new = parts[name].weight(dense, root if "weighted" in method else None)
+        kind = next((kind for kind in task.moments if kind in method), None)
+        new = parts[name].weight(dense, None if kind is None else _root(task.moments[kind][name]))
         lost, whole = lost + float((new - dense).square().sum()), whole + float(dense.square().sum())
         layer.weight.data.copy_(new.view_as(layer.weight))
     return total, (lost / whole) ** 0.5
+
+
+def _root(moments: Tensor) -> Tensor:
+    """Input weights, as `fit_layer` makes them."""
+    return (moments + 1e-3 * moments.mean()).sqrt()
 
 
 def _shares(model: nn.Module, layers: dict[str, Any], method: str, budget: int) -> tuple[dict[str, Part], int]:
@@ -369,7 +376,7 @@ def _plot(report: dict[str, Any], out: Path) -> None:
         for method in dict.fromkeys(cell["method"] for cell in report["cells"]):
             cells = sorted((c for c in report["cells"] if c["method"] == method), key=lambda c: c["ratio"])
             if cells[0][name] is not None:
-                style = {"even": ":", "weighted": "--"}.get(method.split("-")[0], "-")
+                style = {"even": ":", "weighted": "--", "centred": "-."}.get(method.split("-")[0], "-")
                 x, y = [c["ratio"] for c in cells], [c[name] for c in cells]
                 axis.plot(x, y, style, color=f"C{COLOURS.index(method.split('-')[-1])}", marker="o", ms=3, label=method)
         axis.set(ylabel=label, xlabel="compression of the whole model", xticks=RATIOS)

@@ -45,6 +45,15 @@ def test_moments_are_the_mean_squares_of_each_input() -> None:
     assert not any(module._forward_pre_hooks for module in net.modules())
 
 
+def test_centred_moments_are_variances() -> None:
+    net = Net()
+    batches = [torch.randn(3, 4, 5, 5) + 5, torch.randn(2, 4, 5, 5) + 4]
+    variances = activation_moments(net, batches, centred=True)
+    values = torch.cat(batches).double().view(5, 2, 2, 5, 5).movedim(2, 0).flatten(1)  # groups are samples
+    torch.testing.assert_close(variances["first"], values.var(1, correction=0))
+    assert (activation_moments(net, batches)["first"] > 10 * variances["first"]).all()
+
+
 def test_moments_leave_modes_alone_and_call_the_model_as_told() -> None:
     net = Net().train()
     net.drop.eval()

@@ -24,15 +24,20 @@ def first_argument(model: nn.Module, batch: Any) -> object:
 
 @torch.no_grad()
 def activation_moments(
-    model: nn.Module, batches: Iterable[Any], *, forward: Forward = first_argument
+    model: nn.Module, batches: Iterable[Any], *, centred: bool = False, forward: Forward = first_argument
 ) -> dict[str, Tensor]:
     """Mean square of each input channel of every convolution and linear layer, over a few batches.
 
     The model runs in eval mode and is left as it was.
 
+    With `centred` it is the variance. A batch norm behind the layer whose statistics are estimated again afterwards
+    takes out whatever the error does to the mean of an output, so there the variance is what counts; for a layer
+    without one, such as a classifier, it is the mean square.
+
     Args:
         model: Any module; layers are named as in `model.named_modules()`, under all their names.
         batches: Tensors, or tuples whose first element is the input.
+        centred: Variances instead of mean squares.
         forward: How to call the model on a batch, if not by its first element.
 
     Returns:
@@ -48,7 +53,7 @@ def activation_moments(
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         features = args[0] if args else kwargs.get("input")
         if isinstance(features, Tensor) and features.numel():
-            total, count = _squares(module, features)
+            total, count = _sums(module, features.detach().double())
             sums[id(module)] = sums.get(id(module), 0) + total
             counts[id(module)] = counts.get(id(module), 0) + count
 
@@ -61,7 +66,9 @@ def activation_moments(
     finally:
         for hook in hooks:
             hook.remove()
-    found = {name: sums[id(module)] / counts[id(module)] for name, module in layers.items() if id(module) in sums}
+    means = {key: total / counts[key] for key, total in sums.items()}  # shape: (2, C_in/groups), of x and of x^2
+    moments = {key: (m[1] - m[0] ** 2).clamp_min(0) if centred else m[1] for key, m in means.items()}
+    found = {name: moments[id(module)] for name, module in layers.items() if id(module) in moments}
     wrong = next((name for name, value in found.items() if not value.isfinite().all()), None)
     if wrong is not None or (layers and not found):
         got = "no layer saw a sample" if wrong is None else f"other numbers at the input of '{wrong}'"
@@ -145,18 +152,18 @@ def _takes_channels(module: nn.Module) -> bool:
     return isinstance(module, (*_CONVS, nn.Linear, EpitomeLayer))
 
 
-def _squares(module: Any, features: Tensor) -> tuple[Tensor, int]:
-    """Sum of squares per input channel of one group, and how many values each sums."""
-    squares = features.detach().double().square()
+def _sums(module: Any, features: Tensor) -> tuple[Tensor, int]:
+    """Sums of x and of x^2 per input channel of one group, shape (2, C_in/groups), and how many values each sums."""
+    both = torch.stack([features, features.square()])
     if not hasattr(module, "kernel_size"):  # linear: channels last
-        rows = squares.reshape(-1, squares.shape[-1])
-        return rows.sum(0), rows.shape[0]
-    spatial = len(module.kernel_size)
-    rows = squares.flatten(-spatial).sum(-1).reshape(-1, module.in_channels)  # a sample without batch axis: one row
-    count = squares.numel() // module.in_channels
+        rows = both.reshape(2, -1, both.shape[-1])
+        return rows.sum(1), rows.shape[1]
+    rows = both.flatten(-len(module.kernel_size)).sum(-1)
+    rows = rows.reshape(2, -1, module.in_channels)  # a sample without batch axis: one row
+    count = features.numel() // module.in_channels
     if getattr(module, "transposed", False):
-        return rows.sum(0), count
-    return rows.reshape(-1, module.in_channels // module.groups).sum(0), count * module.groups
+        return rows.sum(1), count
+    return rows.reshape(2, -1, module.in_channels // module.groups).sum(1), count * module.groups
 
 
 def _run(model: nn.Module, batches: Iterable[Any], forward: Forward, what: str) -> None:
