@@ -52,7 +52,7 @@ def main() -> int:
     for row in _rows_of(arguments.resume):
         if row["name"] in names and not _line(arguments.out, row["name"]).exists():
             _line(arguments.out, row["name"]).write_text(json.dumps(row) + "\n")
-    todo = [name for name in names if not _line(arguments.out, name).exists()]
+    todo = [] if arguments.sum_up else [name for name in names if not _line(arguments.out, name).exists()]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         list(pool.map(lambda name: _run(name, arguments), todo))
     rows = [json.loads(_line(arguments.out, name).read_text()) for name in names if _line(arguments.out, name).exists()]
@@ -69,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--resume", type=Path, help="what --save wrote before: its models that passed are not run again"
     )
+    parser.add_argument("--sum-up", action="store_true", help="run nothing, only write --table and --save")
     parser.add_argument("--table", type=Path, help="write a Markdown table")
     parser.add_argument("--save", type=Path, help="write all rows as JSON")
     parser.add_argument("--run-one", help=argparse.SUPPRESS)
@@ -271,8 +272,9 @@ def _table(rows: list[dict[str, Any]], counts: dict[str, int]) -> str:
     lines = [
         "# Every model of torchvision, one of each timm family",
         "",
-        f"{len(rows)} models, fresh weights, planned for half of their parameters (`python benchmarks/sweep.py`): "
-        f"{counts['passed']} passed, {counts['nothing']} with nothing to convert, {counts['failed']} failed.",
+        f"{len(rows)} of {len([*torchvision_names(), *timm_names()])} models run, fresh weights, planned for half of "
+        f"their parameters (`python benchmarks/sweep.py`): {counts['passed']} passed, {counts['nothing']} with nothing "
+        f"to convert, {counts['failed']} failed. Differences are relative to the largest output.",
         "",
         "| model | parameters | after | layers converted | coverage | to_dense | deploy | verdict |",
         "|---|---:|---:|---:|---:|---:|---:|---|",
