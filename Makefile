@@ -18,7 +18,7 @@ demo: install
 test: lint types unit
 
 lint: install
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .  # the order of imports hangs on which files there are, which the cache does not see
 	$(BIN)/ruff format --check .
 
 types: install

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_count import Operators, Sizes
 from reuse_cases import KINDS, Case, cases, geometry
 from torch import Tensor, nn
 
@@ -23,6 +22,7 @@ from epitorch.cost.formulas import STRATEGIES, executed, why_not
 from epitorch.deploy.reuse import ReuseLayer, ReuseStrategy, reuse_layer
 from epitorch.errors import StartsError
 from epitorch.nn import EpitomeConv2d, EpitomeConvTranspose2d, EpitomeLayer, EpitomeLinear
+from operator_count import Operators, Sizes
 
 
 def made(layer: EpitomeLayer, strategy: Any) -> ReuseLayer:
