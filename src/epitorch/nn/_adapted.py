@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -10,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from epitorch.errors import ConversionError, explain
-from epitorch.nn._base import EpitomeLayer, Index
-from epitorch.spec import ChannelStarts, SpatialStarts
+from epitorch.nn._base import EpitomeLayer
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _OWN = (
@@ -40,41 +38,19 @@ class AdaptedLayer(EpitomeLayer):
     adapts: ClassVar[type[nn.Module]]
     _generated: Tensor | None
 
-    def _adapt(
-        self,
-        dense: Any,
-        *,
-        epitome_shape: Sequence[int],
-        block_out: int | None = None,
-        block_in: int | None = None,
-        spatial_starts: SpatialStarts = "in",
-        channel_starts: ChannelStarts = "separable",
-        index: Index = "learner",
-        group_length: int | None = None,
-        flatten_kernel: bool = False,
-        momentum: float = 0.97,
-        spatial_shift: bool = False,
-    ) -> None:
+    def _adapt(self, dense: Any, options: dict[str, Any]) -> None:
         _refuse_clashes(dense)
         self.__dict__.update(_shallow_state(dense))
         weight = self._parameters.pop("weight")
         assert weight is not None
         self._generated = None
+        flat = options["flatten_kernel"] and len(weight.shape) > 2
         self._build(
             tuple(weight.shape),
-            epitome_shape,
-            dense.in_features if isinstance(dense, nn.Linear) else dense.in_channels,
-            None,
-            {"device": weight.device, "dtype": weight.dtype},
-            block_out=block_out,
-            block_in=block_in,
-            spatial_starts=spatial_starts,
-            channel_starts=channel_starts,
-            index=index,
-            group_length=group_length,
-            flatten_kernel=flatten_kernel and len(weight.shape) > 2,
-            momentum=momentum,
-            spatial_shift=spatial_shift,
+            in_features=dense.in_features if isinstance(dense, nn.Linear) else dense.in_channels,
+            bias=None,
+            factory={"device": weight.device, "dtype": weight.dtype},
+            **{**options, "flatten_kernel": flat},
         )
 
     @property
@@ -123,14 +99,14 @@ def adapt(dense: nn.Module, options: dict[str, Any]) -> AdaptedLayer:
 
     Args:
         dense: A layer of a subclass of `torch.nn.ConvNd`, `ConvTransposeNd` or `Linear`, with a parameter `weight`.
-        options: The keyword-only arguments of an epitome layer.
+        options: All keyword-only arguments of an epitome layer, as a `LayerPlan` has them.
 
     Raises:
         ConversionError: If the layer has attributes of names that an epitome layer needs.
         ShapeError: If sizes do not fit together.
     """
     layer = _blank(type(dense))
-    layer._adapt(dense, **options)
+    layer._adapt(dense, options)
     return layer
 
 
