@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from epitorch.conversion._layers import EPITOME_CLASSES, learner_modules, owners_of_parameters, weight_layers, why_left
+from epitorch.conversion._layers import (
+    BEFORE_SCRIPTING,
+    EPITOME_CLASSES,
+    learner_modules,
+    owners_of_parameters,
+    refuse_scripted,
+    weight_layers,
+    why_left,
+)
 from epitorch.conversion._report import Conversion, ConversionReport, layer_report, other_weights
 from epitorch.conversion._surgery import keep_hooks, replace_modules
 from epitorch.errors import ConversionError, EpitorchError, explain, suggest
@@ -34,7 +42,7 @@ _CONV = (
 )
 _REMEDY: dict[Reason, str] = {
     "already_epitome": "call to_dense_ first",
-    "scripted": "convert the model before it is scripted or traced",
+    "scripted": BEFORE_SCRIPTING,
     "quantized": "convert the floating-point model, before it is quantised",
     "lazy": "run the model once first, so that its shapes are known",
     "patched": "put its own forward back, or make it a subclass",
@@ -73,7 +81,7 @@ def convert_(
     _check_init(init, moments)
     plan.check(model)
     modules = dict(model.named_modules(remove_duplicate=False))
-    _refuse_scripted(model)
+    refuse_scripted(model)
     layers = dict(weight_layers(model))
     owners, inside = owners_of_parameters(model), learner_modules(model)
     _check_moments(moments or {}, layers)
@@ -163,18 +171,6 @@ def _planned_layer(modules: dict[str, nn.Module], name: str, learners: set[int])
             )
         )
     return module
-
-
-def _refuse_scripted(model: nn.Module) -> None:
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ConversionError(
-            explain(
-                "this model is scripted: its graph is fixed",
-                expected="a model in Python",
-                got=type(model).__name__,
-                fix=_REMEDY["scripted"],
-            )
-        )
 
 
 def _refuse_shared(dense: nn.Module, name: str, owners: dict[int, list[str]]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from epitorch.errors import ConversionError, explain
 from epitorch.folding import folded
 from epitorch.nn import (
     EpitomeConv1d,
@@ -21,6 +22,7 @@ from epitorch.nn import (
 )
 from epitorch.plans import Reason
 
+BEFORE_SCRIPTING = "convert the model before it is scripted or traced, then script it"
 EPITOME_CLASSES: dict[type[nn.Module], type[EpitomeLayer]] = {
     nn.Conv1d: EpitomeConv1d,
     nn.Conv2d: EpitomeConv2d,
@@ -63,6 +65,19 @@ def why_left(module: nn.Module) -> Reason | None:
     if is_lazy(weight):
         return "lazy"
     return None if isinstance(weight, nn.Parameter) else "no_weight"
+
+
+def refuse_scripted(model: nn.Module) -> None:
+    """Raise ConversionError for a model whose graph is fixed."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConversionError(
+            explain(
+                "a scripted or traced model cannot be changed",
+                expected="the module that it was made from",
+                got=type(model).__name__,
+                fix=BEFORE_SCRIPTING,
+            )
+        )
 
 
 def owners_of_parameters(model: nn.Module) -> dict[int, list[str]]:

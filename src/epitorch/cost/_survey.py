@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from epitorch.conversion import EPITOME_CLASSES, weight_layers, why_left
+from epitorch.conversion import EPITOME_CLASSES, refuse_scripted, weight_layers, why_left
 from epitorch.cost._trace import Calls, Trace, as_arguments, eval_copy, tensors, trace
 from epitorch.cost.analysis import cost_of, geometry_of
 from epitorch.cost.formulas import Geometry
@@ -126,15 +126,7 @@ def check_model(model: nn.Module) -> None:
     """Refuse what has nothing to plan."""
     if not isinstance(model, nn.Module):
         raise InputError(explain("this is no model", expected="a torch.nn.Module", got=type(model).__name__))
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ConversionError(
-            explain(
-                "a scripted or traced model cannot be changed",
-                expected="the module that it was made from",
-                got=type(model).__name__,
-                fix="convert that module, then script it",
-            )
-        )
+    refuse_scripted(model)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.UninitializedParameter):
             raise ConversionError(
