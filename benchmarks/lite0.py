@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import epitorch
 from epitorch.functional import sample_weight
 from epitorch.spec import EpitomeSpec
 from epitorch.warmstart import activation_moments, fit_epitome, reestimate_batch_norm_
@@ -38,6 +39,7 @@ RATIOS = (1.25, 1.5, 2.0, 3.0, 4.0)
 FORMS = ("separable", "grid", "fine")
 METHODS = (
     *(f"{fit}-{form}" for fit in ("searched", "weighted", "centred", "even") for form in FORMS),
+    *("planned-fine", "planned-fine-sensitivity"),
     *("svd", "svd-weighted", "svd-centred", "prune-l1", "prune-l2"),
 )
 COLOURS = (*FORMS, "svd", "weighted", "centred", "l1", "l2")
@@ -93,6 +95,8 @@ class Task:
     labels: Tensor
     dense: Tensor  # predicted classes of the measured images
     moments: dict[str, dict[str, Tensor]]  # by kind of importance, then by layer
+    sensitivity: Path
+    probes: int  # calibration images that measure it
 
 
 def _load(arguments: argparse.Namespace) -> Task:
@@ -103,7 +107,8 @@ def _load(arguments: argparse.Namespace) -> Task:
     variances = activation_moments(model, _batches(images[calibration]), centred=True)
     moments = {"weighted": squares, "centred": {**variances, "_fc": squares["_fc"]}}  # no batch norm behind that one
     dense = _predict(model, images[rest])
-    return Task(model, images[calibration], images[rest], labels[rest], dense, moments)
+    kept = arguments.cells.with_suffix(".sensitivity.json"), min(100, arguments.calibration)
+    return Task(model, images[calibration], images[rest], labels[rest], dense, moments, *kept)
 
 
 def lite0() -> nn.Module:
@@ -154,7 +159,8 @@ def _cell(task: Task, method: str, ratio: float) -> dict[str, Any]:
     begun = time.process_time()
     model = copy.deepcopy(task.model)
     budget = int(_count(model) / ratio)
-    build: Callable[..., tuple[int, float | None]] = _prune if method.startswith("prune") else _compress
+    builders = {"prune": _prune, "planned": _plan_and_convert}
+    build: Callable[..., tuple[int, float | None]] = builders.get(method.split("-")[0], _compress)
     params, error = build(model, task, method, budget)
     took = time.process_time() - begun
     as_is = _score(task, model, _GLANCE)
@@ -271,6 +277,40 @@ def _low_rank(dense: Tensor, root: Tensor | None, rank: int) -> Tensor:
     scale = torch.ones(dense.shape[1], dtype=torch.float64) if root is None else root
     u, s, v = torch.linalg.svd(dense.double() * scale, full_matrices=False)
     return ((u[:, :rank] * s[:rank]) @ v[:rank] / scale).to(dense)
+
+
+# ---- the library's own way: plan, convert, fit ----
+
+
+def _plan_and_convert(model: nn.Module, task: Task, method: str, budget: int) -> tuple[int, float]:
+    """`epitorch.plan(form="fine")`, uniform or by the loss that each layer costs on calibration images."""
+    x, skip = next(_batches(task.calibration[:1])), ["_conv_stem"]
+    measured = _loss_by_layer(task, x, skip) if method.endswith("sensitivity") else None
+    plan = epitorch.plan(
+        model,
+        x,
+        params=budget,
+        form="fine",
+        index="direct",
+        skip=skip,
+        policy="uniform" if measured is None else "sensitivity",
+        sensitivity=measured,
+    )
+    report = epitorch.convert_(model, plan, init="least_squares")
+    weights = {name: module.weight.detach() for name, module in task.model.named_modules() if name in plan.layers}
+    energy = {row.name: float(weights[row.name].square().sum()) for row in report.converted}
+    lost = sum(energy[row.name] * (row.error or 0.0) ** 2 for row in report.converted)
+    return epitorch.count(model, x).params, (lost / sum(energy.values())) ** 0.5
+
+
+def _loss_by_layer(task: Task, x: Tensor, skip: list[str]) -> epitorch.Sensitivity:
+    """Kept in a file: it is the same for all ratios."""
+    if not task.sensitivity.exists():
+        images = task.calibration[: task.probes]
+        targets = _predict(task.model, images)  # the dense network's own answers: calibration needs no labels
+        data = list(zip(_batches(images), targets.split(50), strict=True))
+        epitorch.sensitivity(task.model, x, data, form="fine", starts="searched", skip=skip).save(task.sensitivity)
+    return epitorch.Sensitivity.load(task.sensitivity)
 
 
 # ---- pruned hidden channels ----

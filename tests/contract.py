@@ -175,6 +175,7 @@ class LayerContract:
         assert {axis: tuple(start.shape) for axis, start in layer.starts().items()} == expected
         assert layer.spec.num_starts == sum(prod(shape) for shape in expected.values())
         assert tuple(layer.epitome.shape) == tuple(case.epitome["epitome_shape"])
+        assert (layer.block_out, layer.block_in) == (case.layout().block_out, case.layout().block_in)
 
     def test_weight_equals_reference(self, case: LayerCase) -> None:
         layer, starts = case.build(), case.random_starts()

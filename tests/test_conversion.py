@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 
 import epitorch
 from epitorch.conversion import EPITOME_CLASSES, weight_layers, why_left
-from epitorch.errors import ConversionError
+from epitorch.errors import ConversionError, InputError
 from epitorch.nn import EpitomeConv2d, EpitomeLayer, EpitomeLinear
 from epitorch.plans import LayerPlan, Plan, planned_params
 
@@ -319,3 +319,38 @@ def test_a_weight_of_zeros_stays_zero() -> None:
     assert not model[0].weight.any()
     model(torch.randn(2, 4)).sum().backward()
     assert model[0].epitome.grad.any()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: epitorch.plan(None, torch.zeros(1), ratio=2),  # type: ignore[arg-type]
+        lambda: epitorch.convert_(None, Plan({})),  # type: ignore[arg-type]
+        lambda: epitorch.to_dense_("resnet18"),  # type: ignore[arg-type]
+        lambda: epitorch.count({"a": 1}, torch.zeros(1)),  # type: ignore[arg-type]
+        lambda: epitorch.deploy(None, torch.zeros(1)),  # type: ignore[arg-type]
+        lambda: epitorch.sensitivity(None, torch.zeros(1)),  # type: ignore[arg-type]
+        lambda: epitorch.param_groups([torch.zeros(1)], lr=0.1),  # type: ignore[arg-type]
+        lambda: epitorch.activation_moments(None, []),  # type: ignore[arg-type]
+        lambda: epitorch.reestimate_batch_norm_(None, []),  # type: ignore[arg-type]
+        lambda: epitorch.mobilenetv2_plan(None, 0.5),  # type: ignore[arg-type]
+        lambda: Plan({}).check(None),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_model_is_refused_everywhere(call: Any) -> None:
+    with pytest.raises(InputError, match=r"this is no model(.|\n)*a torch.nn.Module"):
+        call()
+
+
+@pytest.mark.parametrize("moments", [[1], {"0": 3}, 3])
+def test_what_is_no_moments_is_refused(moments: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 8))
+    with pytest.raises(ConversionError, match="these are no moments"):
+        epitorch.convert_(model, Plan({"0": LayerPlan((4, 4))}), init="least_squares", moments=moments)
+
+
+def test_a_layer_is_named_once_in_a_message() -> None:
+    model = nn.Sequential(nn.Linear(4, 8))
+    with pytest.raises(ConversionError) as caught:
+        epitorch.convert_(model, Plan({"0": LayerPlan((4, 4))}), init="least_squares", moments={"0": torch.ones(3)})
+    assert str(caught.value).splitlines()[0] == "0: the moments do not fit the layer"

@@ -39,6 +39,8 @@ def test_plan_convert_count(suffix: str, tmp_path: Path, capsys: pytest.CaptureF
     assert counted["params"] == plan.params
     assert 19_000 < counted["params"] <= 20_000
     assert counted["madds"] == plan.madds_fresh
+    assert run(f"count {out} --json") == 0
+    assert json.loads(capsys.readouterr().out) == counted  # the plan knows the size of the images
 
 
 def test_convert_depends_on_the_seed_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

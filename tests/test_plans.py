@@ -271,3 +271,33 @@ def test_no_generated_weight_exceeds_its_rank_bound(
 def test_the_rank_bound_is_reached() -> None:
     layer = EpitomeConv2d(8, 8, 1, epitome_shape=(4, 4, 1, 1), index="fixed")
     assert int(torch.linalg.matrix_rank(layer.weight.detach()[..., 0, 0], tol=1e-5)) == rank_bounds(layer.spec)[1] == 4
+
+
+def test_checking_a_plan_takes_no_step_of_a_power_iteration() -> None:
+    model: Any = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 16, 3))).train()
+    plan = epitorch.plan(model, torch.zeros(1, 3, 8, 8), ratio=1.5)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    plan.check(model)
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    model[0].weight  # noqa: B018 - reading the property is what must not happen
+    assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("key", ["params_dense", "madds_dense"])
+def test_totals_below_those_of_the_layers_are_refused(key: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3))
+    file = epitorch.plan(model, torch.zeros(1, 3, 8, 8), ratio=2).save(tmp_path / "plan.json")
+    content = json.loads(file.read_text())
+    content["budget"][key] = 100
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConversionError, match=f"budget.{key}.*less than what the planned layers have"):
+        Plan.load(file)
+
+
+def test_a_layer_named_by_a_number_is_wanted_in_quotes(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text("layers:\n  0: {epitome_shape: [8, 3, 3, 3]}\n")
+    with pytest.raises(ConversionError, match=r'line 2: a key is not text(.|\n)*in quotes it is: "0"'):
+        Plan.load(file)
+    file.write_text('layers:\n  "0": {epitome_shape: [8, 3, 3, 3]}\n')
+    assert set(Plan.load(file).layers) == {"0"}

@@ -91,7 +91,9 @@ def _key(loader: _Loader, node: yaml.Node, source: str) -> str:
     key = _scalar(loader, node, source) if isinstance(node, yaml.ScalarNode) else None
     if not isinstance(key, str):
         where = f"{source}, line {node.start_mark.line + 1}"
-        raise RecipeError(explain("a key is not text", expected="a word", got=repr(key), where=where))
+        raise RecipeError(
+            explain("a key is not text", expected="a word", got=repr(key), where=where, fix=f'in quotes it is: "{key}"')
+        )
     return key
 
 

@@ -59,6 +59,8 @@ class CheckpointConfig:
         batch_size: Batch size of training; accuracy with the learner depends on it. None likewise.
         metrics: Numbers known when it was saved.
         recipe: The recipe with all defaults filled in.
+        input_shape: Of the example that the plan was made for; multiply-adds are counted on that size where no data
+            were seen. None where it is not known.
     """
 
     model: str
@@ -68,6 +70,7 @@ class CheckpointConfig:
     batch_size: int | None
     metrics: dict[str, Any] = field(default_factory=dict)
     recipe: dict[str, Any] = field(default_factory=dict)
+    input_shape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ def _config_to_json(config: CheckpointConfig) -> dict[str, Any]:
         "batch_size": config.batch_size,
         "metrics": config.metrics,
         "recipe": config.recipe,
+        "input_shape": config.input_shape,
     }
     content = json.loads(json.dumps(content))  # tuples become lists: the hash is that of what will be read
     return {**content, "sha256": _content_hash(content)}
@@ -246,7 +250,8 @@ def _config_from_json(content: dict[str, Any], path: Path) -> CheckpointConfig:
         _check_types(content)
         model_input, plan = _input_from_json(content["input"]), content["plan"]
         values = {f.name: content[f.name] for f in fields(CheckpointConfig)}
-        values.update(input=model_input, plan=None if plan is None else _plan_from_json(plan))
+        shape = content["input_shape"] and tuple(content["input_shape"])
+        values.update(input=model_input, plan=None if plan is None else _plan_from_json(plan), input_shape=shape)
         return CheckpointConfig(**values)
     except (KeyError, TypeError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}", "all keys of a configuration") from error
@@ -262,6 +267,9 @@ def _check_types(content: dict[str, Any]) -> None:
             and len(given["shape"]) == 3
             and all(isinstance(number, int | float) for number in numbers)
         )
+    shape = content["input_shape"]
+    if shape is not None:
+        right = right and isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape) and bool(shape)
     if not right or (given is None) != (batch_size is None):
         raise TypeError("a value of another type than its key has")
 

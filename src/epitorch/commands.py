@@ -149,7 +149,8 @@ def convert_named(
                     )
                 )
         else:
-            model, config = build_model(name), CheckpointConfig(name, {}, loaded, None, None)
+            shape = None if loaded.budget is None else loaded.budget.input_shape
+            model, config = build_model(name), CheckpointConfig(name, {}, loaded, None, None, input_shape=shape)
         report = convert_(model, loaded, init=init)
     save_checkpoint(out, model, config)
     return report
@@ -180,5 +181,5 @@ def _named_model(name: str, allow_factory: bool) -> tuple[nn.Module, tuple[int, 
         with torch.random.fork_rng(devices=[]):
             return build_model(name), (1, 3, 224, 224)
     checkpoint = load_checkpoint(name, allow_factory=allow_factory)
-    known = checkpoint.config.input
-    return checkpoint.model, (1, 3, 224, 224) if known is None else (1, *known.shape)
+    seen, planned = checkpoint.config.input, checkpoint.config.input_shape
+    return checkpoint.model, (1, *seen.shape) if seen is not None else planned or (1, 3, 224, 224)

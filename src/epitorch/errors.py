@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
 
 class EpitorchError(Exception):
     """Base of every error that epitorch raises on purpose."""
@@ -68,6 +70,17 @@ def suggest(word: str, known: list[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest known word, or an empty string."""
     near = get_close_matches(word, known, n=1, cutoff=0.6)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def check_is_model(model: object) -> None:
+    """Refuse what is no module before one of its attributes is missed.
+
+    Raises:
+        InputError: If it is none.
+    """
+    if not isinstance(model, nn.Module):
+        got = f"{type(model).__name__}: {model!r:.80}"
+        raise InputError(explain("this is no model", expected="a torch.nn.Module", got=got))
 
 
 def require(module: str, extra: str) -> ModuleType | Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from epitorch.errors import InputError, explain
+from epitorch.errors import InputError, check_is_model, explain
 from epitorch.nn import EpitomeLayer
 
 
@@ -34,10 +34,13 @@ def param_groups(
     Example:
         >>> torch.optim.SGD(param_groups(model, lr=0.1, weight_decay=5e-4), momentum=0.9)
     """
-    rate = lr / 5 if start_lr is None else start_lr
-    for name, value in (("lr", lr), ("weight_decay", weight_decay), ("start_lr", rate)):
+    check_is_model(model)
+    for name, value in (("lr", lr), ("weight_decay", weight_decay), ("start_lr", start_lr)):
+        if value is None and name == "start_lr":
+            continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
             raise InputError(explain(f"{name} is not valid", expected="a number from 0 up", got=repr(value)))
+    rate = lr / 5 if start_lr is None else start_lr
     starts, learners = _starts_and_learners(model)
     apart = {id(parameter) for parameter in (*starts, *learners)}
     weights = [parameter for parameter in model.parameters() if id(parameter) not in apart]

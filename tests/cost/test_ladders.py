@@ -17,8 +17,8 @@ from epitorch.cost.formulas import Geometry, parameters
 from epitorch.plans._table import rank_bounds
 
 WEIGHTS = st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(1, 3))
-FORMS = st.sampled_from(["auto", "separable", "grid"])
-STARTS = st.sampled_from(["separable", "grid"])
+FORMS = st.sampled_from(["auto", "separable", "grid", "fine"])
+STARTS = st.sampled_from(["separable", "grid", "fine"])
 AXES = st.sampled_from(["auto", "out", "in", "both"])
 
 

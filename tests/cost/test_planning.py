@@ -7,6 +7,7 @@ from functools import cache
 from math import prod
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -65,7 +66,7 @@ def dense_total(surveyed: Survey, kind: str) -> int:
 @given(
     shares=st.tuples(st.floats(0, 1), st.floats(0, 1)),
     kind=st.sampled_from(["params", "madds"]),
-    form=st.sampled_from(["auto", "separable"]),
+    form=st.sampled_from(["auto", "separable", "fine"]),
     align=st.sampled_from([1, 8]),
     policy=st.sampled_from(["uniform", "front_heavy"]),
 )
@@ -90,7 +91,7 @@ def test_any_budget_is_met_and_a_smaller_one_never_gives_more(
 
 
 @EVERY
-@pytest.mark.parametrize("kind", ["params", "front", "madds"])
+@pytest.mark.parametrize("kind", ["params", "front", "madds", "fine"])
 def test_the_totals_are_those_of_the_converted_model(name: str, kind: str) -> None:
     surveyed, x = survey_of(name), torch.zeros(ARCHITECTURES[name])
     saved = sum(rungs[-1].cost - rungs[0].cost for rungs in ladders(name, "madds", "auto", 1).values())
@@ -98,6 +99,7 @@ def test_the_totals_are_those_of_the_converted_model(name: str, kind: str) -> No
         "params": {"ratio": 2},
         "front": {"ratio": 1.3, "policy": "front_heavy", "depthwise": True},
         "madds": {"madds": surveyed.madds - saved // 2},
+        "fine": {"ratio": 1.5, "form": "fine"},
     }
     plan = epitorch.plan(model_of(name), x, **options[kind])
     model = copy.deepcopy(model_of(name))
@@ -141,6 +143,51 @@ def test_a_params_budget_takes_grid_starts_and_a_madds_budget_separable_ones() -
     assert by_params.layers["1"].channel_starts == "grid"
     assert by_madds.layers["1"].channel_starts == "separable"
     assert epitorch.plan(model, X, ratio=2, form="separable").layers["1"].channel_starts == "separable"
+
+
+def test_fine_starts_are_one_for_each_channel_of_the_compressed_axis() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ConvTranspose2d(32, 16, 3), nn.Conv2d(16, 16, 3))
+    plan = epitorch.plan(model, X, ratio=2, form="fine", skip=["0"], axes={"1": "in", "2": "both"})
+    epitorch.convert_(model, plan)
+    layers: Any = model
+    assert layers[1].block_in == 1
+    assert layers[1].starts()["in"].shape == (32,)
+    assert "out" not in layers[1].starts()
+    assert {axis: starts.shape for axis, starts in layers[2].starts().items()} == {"out": (16,), "in": (16,)}
+
+
+def test_a_mapping_of_axes_says_where_it_means_no_layer() -> None:
+    with pytest.raises(InputError, match="no layer has the name that axes gives"):
+        epitorch.plan(pair(), X, ratio=2, axes={"body.*": "out"})
+
+
+def test_whole_numbers_of_other_libraries_are_budgets() -> None:
+    assert epitorch.plan(pair(), X, params=np.int64(2000)) == epitorch.plan(pair(), X, params=2000)  # type: ignore[arg-type]
+    assert epitorch.plan(pair(), X, ratio=np.float32(2)) == epitorch.plan(pair(), X, ratio=2)  # type: ignore[arg-type]
+
+
+def test_the_work_of_making_a_weight_goes_with_its_parametrisation() -> None:
+    made = nn.utils.parametrizations
+    model = nn.Sequential(made.spectral_norm(nn.Conv2d(3, 16, 3)), made.orthogonal(nn.Conv2d(16, 32, 1))).eval()
+    before = epitorch.count(model, X).madds
+    plan = epitorch.plan(model, X, madds=before // 2)
+    plain = (16 * 27 + 32 * 16) * 36
+    assert before > plain
+    epitorch.convert_(model, plan)
+    assert epitorch.count(model, X).madds == plan.madds_fresh
+    move_between_positions(model)
+    assert epitorch.count(model, X).madds == plan.madds
+    assert plan.madds is not None
+    assert plan.madds <= before // 2
+
+
+def test_a_layer_whose_attributes_clash_is_left_by_name() -> None:
+    class Own(nn.Conv2d):
+        index = 3
+
+    plan = epitorch.plan(nn.Sequential(Own(3, 32, 3), nn.Conv2d(32, 32, 3)), X, ratio=1.5)
+    assert plan.left == {"0": "name_clash"}
+    assert set(plan.layers) == {"1"}
 
 
 def test_uniform_keeps_the_same_share_everywhere_and_front_heavy_more_at_the_end() -> None:
@@ -329,7 +376,8 @@ def quantised() -> nn.Module:
         (pair, {"madds": 10}, ["too small", "multiply-adds"]),
         (pair, {"madds": 10, "form": "grid"}, ["save no multiply-adds", "form='separable'"]),
         (pair, {"ratio": 2, "policy": "unifrom"}, ["did you mean 'uniform'"]),
-        (pair, {"ratio": 2, "form": "both"}, ["auto | separable | grid"]),
+        (pair, {"ratio": 2, "form": "both"}, ["auto | separable | grid | fine"]),
+        (pair, {"ratio": 2, "policy": "sensitivity", "sensitivity": 3}, ["sensitivity is not valid", "3"]),
         (pair, {"ratio": 2, "axes": {"0": "inn"}}, ["auto | out | in | both", "did you mean 'in'"]),
         (pair, {"ratio": 2, "index": "learned"}, ["learner | direct | fixed"]),
         (pair, {"ratio": 2, "align": 0}, ["align"]),

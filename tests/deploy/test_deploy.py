@@ -17,6 +17,7 @@ from epitorch.deploy.reuse import ReuseLayer
 from epitorch.errors import InputError, StartsError
 from epitorch.models.mobilenetv2 import mobilenetv2, mobilenetv2_plan
 from epitorch.nn import EpitomeConv2d, EpitomeLayer, EpitomeLinear, IndexLearner
+from epitorch.plans import LayerPlan, Plan
 
 STRATEGIES = ("dense", "reuse")
 
@@ -308,3 +309,35 @@ def test_unknown_strategy_suggests_the_near_one() -> None:
 def test_example_without_a_tensor() -> None:
     with pytest.raises(InputError, match="holds no tensor"):
         deploy(nn.Linear(2, 2), (3,))
+
+
+class Amplifier(nn.Module):
+    """Rounding of its convolution decides the digits of its output; `cast` hides that from a run in float64."""
+
+    def __init__(self, gain: float, cast: bool = False) -> None:
+        super().__init__()
+        self.conv, self.gain, self.cast = nn.Conv2d(8, 64, 3), gain, cast
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sin(self.gain * self.conv(x))
+        return y.float() if self.cast else y
+
+
+def amplifier(gain: float, cast: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    model = Amplifier(gain, cast)
+    epitorch.convert_(model, Plan({"conv": LayerPlan((23, 8, 3, 3), index="fixed")}))
+    return model.eval()
+
+
+def test_rounding_that_the_model_amplifies_is_no_mismatch() -> None:
+    x = torch.randn(2, 8, 9, 9, generator=torch.Generator().manual_seed(0))
+    net = epitorch.deploy(amplifier(1e3), x)
+    assert 1e-4 < net.deployment.difference < 1e-2  # type: ignore[union-attr]
+    assert epitorch.deploy(amplifier(1.0), x).deployment.difference < 1e-5  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("gain, cast", [(1e3, True), (1e6, False)])
+def test_a_difference_that_float64_does_not_explain_is_one(gain: float, cast: bool) -> None:
+    with pytest.raises(ParityError, match="does not compute"):
+        epitorch.deploy(amplifier(gain, cast), torch.randn(2, 8, 9, 9, generator=torch.Generator().manual_seed(0)))

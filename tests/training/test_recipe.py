@@ -107,6 +107,8 @@ def test_numbers_with_an_exponent_are_numbers(text: str, tmp_path: Path) -> None
         ("epitome: {c: 0}", ["'epitome.c'", "above 0 and at most 1"]),
         ("epitome: {c: 0.2, match_params: 9}", ["exactly one of", "c and match_params"]),
         ("epitome: {index: fixed}", ["exactly one of", "none of them"]),
+        ("epitome: {plan: a.yaml, c: 0.2}", ["exactly one of", "c and plan"]),
+        ("epitome: {plan: a.yaml, index: fixed}", ["'epitome.index' has no effect beside 'epitome.plan'"]),
         ("epitome: {c: 0.2, freeze_last_epochs: 3}", ["'epitome.freeze_last_epochs' is longer", "training.epochs = 2"]),
         ("epitome: {c: 0.2, snap: true}", ["'epitome.snap'", "freeze_last_epochs"]),
         ("name: ../../etc", ["'name'", "'../../etc'"]),

@@ -12,11 +12,13 @@ import torch
 from run_helpers import quiet, tiny_recipe
 from torch import nn
 
+import epitorch
 from epitorch.checkpoint import ModelInput, load_checkpoint
 from epitorch.errors import CheckpointError, InputError
+from epitorch.nn import EpitomeLayer
 from epitorch.results import RunResult
 from epitorch.training.distillation import Teacher, distillation_loss, load_teacher
-from epitorch.training.recipe import Recipe
+from epitorch.training.recipe import EpitomeSection, Recipe
 from epitorch.training.run import train
 from epitorch.training.starting import first_model
 
@@ -44,6 +46,17 @@ def epitome_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ---- starting ----
+
+
+def test_a_recipe_takes_a_plan_from_its_file(tmp_path: Path) -> None:
+    recipe = tiny_recipe()
+    plan = epitorch.plan(first_model(recipe).model, torch.zeros(1, 1, 8, 8), ratio=2, index="fixed")
+    file = plan.save(tmp_path / "plan.yaml")
+    built = first_model(replace(recipe, epitome=EpitomeSection(plan=str(file))))
+    assert built.plan == plan
+    assert {name for name, layer in built.model.named_modules() if isinstance(layer, EpitomeLayer)} == set(plan.layers)
+    with pytest.raises(InputError, match="cannot be read"):
+        first_model(replace(recipe, epitome=EpitomeSection(plan=str(tmp_path / "other.yaml"))))
 
 
 def test_a_dense_checkpoint_is_taken_over(dense_run: Path) -> None:

@@ -22,7 +22,7 @@ from epitorch.conversion._layers import (
 )
 from epitorch.conversion._report import Conversion, ConversionReport, layer_report, other_weights
 from epitorch.conversion._surgery import keep_hooks, replace_modules
-from epitorch.errors import ConversionError, EpitorchError, explain, suggest
+from epitorch.errors import ConversionError, EpitorchError, check_is_model, explain, suggest
 from epitorch.folding import folded
 from epitorch.nn import AdaptedLayer, EpitomeLayer, adapt
 from epitorch.plans import LayerPlan, Plan, Reason
@@ -77,6 +77,7 @@ def convert_(
     Raises:
         ConversionError: If a planned layer does not exist, cannot be converted, or its plan does not fit.
     """
+    check_is_model(model)
     _check_plan(plan)
     _check_init(init, moments)
     plan.check(model)
@@ -136,6 +137,16 @@ def _check_init(init: str, moments: object) -> None:
 
 
 def _check_moments(moments: Mapping[str, Tensor], layers: Mapping[str, nn.Module]) -> None:
+    values = list(moments.values()) if isinstance(moments, Mapping) else [moments]
+    wrong = [value for value in values if not isinstance(value, Tensor)]
+    if wrong:
+        raise ConversionError(
+            explain(
+                "these are no moments",
+                expected="a tensor by layer name, as epitorch.activation_moments gives them",
+                got=f"{type(wrong[0]).__name__}: {wrong[0]!r:.80}",
+            )
+        )
     unknown = [name for name in moments if name not in layers]
     if unknown:
         raise ConversionError(
@@ -159,7 +170,7 @@ def _planned_layer(modules: dict[str, nn.Module], name: str, learners: set[int])
         )
     module = modules[name]
     reason: Reason | None = "other_kind" if not name or id(module) in learners else why_left(module)
-    if reason is not None:
+    if reason is not None and reason != "name_clash":  # `adapt` says which attributes
         kinds = ", ".join(kind.__name__ for kind in EPITOME_CLASSES)
         raise ConversionError(
             explain(
@@ -209,7 +220,8 @@ def _converted(dense: nn.Module, plan: LayerPlan, name: str, init: Init, moments
         assert weight is not None
         fit = fit_layer(layer, weight, moments=moments) if init == "least_squares" else None
     except EpitorchError as error:
-        raise ConversionError(f"{name}: {error}") from error
+        said = str(error)
+        raise ConversionError(said if said.startswith(f"{name}: ") else f"{name}: {said}") from error
     return Conversion(layer, names, fit)
 
 

@@ -19,6 +19,7 @@ from epitorch.nn import (
     EpitomeConvTranspose3d,
     EpitomeLayer,
     EpitomeLinear,
+    name_clashes,
 )
 from epitorch.plans import Reason
 
@@ -61,9 +62,12 @@ def why_left(module: nn.Module) -> Reason | None:
         return "quantized" if "quantized" in type(module).__module__ else "other_kind"
     if "forward" in module.__dict__:  # it may compute anything, and holds on to the old layer
         return "patched"
-    weight = folded(module)[0]._parameters.get("weight")
+    plain = folded(module)[0]
+    weight = plain._parameters.get("weight")
     if is_lazy(weight):
         return "lazy"
+    if type(plain) not in EPITOME_CLASSES and name_clashes(plain):
+        return "name_clash"
     return None if isinstance(weight, nn.Parameter) else "no_weight"
 
 

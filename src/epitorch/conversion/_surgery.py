@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from epitorch.errors import ConversionError, explain
+from epitorch.errors import ConversionError, check_is_model, explain
 from epitorch.nn import EpitomeLayer
 
 _HOOKS = (
@@ -27,6 +27,7 @@ def to_dense_(model: nn.Module) -> nn.Module:
     Returns:
         The model, or the dense layer if `model` is itself an epitome layer.
     """
+    check_is_model(model)
     layers = [module for module in model.modules() if isinstance(module, EpitomeLayer)]
     for layer in layers:
         _refuse_derived(layer, "epitome", layer.qualified_name or type(layer).__name__)

@@ -11,11 +11,13 @@ from epitorch.cost._survey import Candidate
 from epitorch.cost.formulas import Interpolated, best
 from epitorch.errors import InputError, explain, suggest
 from epitorch.plans import BudgetKind
-from epitorch.spec import ChannelStarts, EpitomeSpec
+from epitorch.spec import EpitomeSpec
 
-Form = Literal["auto", "separable", "grid"]
+Starts = Literal["separable", "grid", "fine"]
+"""Per block as long as the epitome's axis, per pair of such blocks, or per channel."""
+Form = Literal["auto", "separable", "grid", "fine"]
 Axes = Literal["auto", "out", "in", "both"]
-FORMS: tuple[str, ...] = ("auto", "separable", "grid")
+FORMS: tuple[str, ...] = ("auto", "separable", "grid", "fine")
 AXES: tuple[str, ...] = ("auto", "out", "in", "both")
 
 
@@ -27,13 +29,13 @@ class Rung:
         cost: In units of the budget.
         share: Elements of the epitome over those of the weight.
         epitome: Semantic shape; None leaves the layer dense.
-        starts: Per block or per pair of blocks.
+        starts: What has a start of its own.
     """
 
     cost: int
     share: float
     epitome: tuple[int, ...] | None = None
-    starts: ChannelStarts = "separable"
+    starts: Starts = "separable"
 
     def spec(self, weight: tuple[int, ...]) -> EpitomeSpec | None:
         """All shapes; None for the dense layer."""
@@ -60,10 +62,10 @@ def ladder(layer: Candidate, kind: BudgetKind, form: Form, axes: Axes, align: in
     return tuple(reversed(rungs))
 
 
-def epitome_params(weight: tuple[int, ...], epitome: tuple[int, ...], starts: ChannelStarts) -> int:
+def epitome_params(weight: tuple[int, ...], epitome: tuple[int, ...], starts: Starts) -> int:
     """Epitome and routing map of `make_spec(...)`, many times faster: a long ladder asks thousands of times."""
     (out, in_), (filters, inputs) = weight[:2], epitome[:2]
-    blocks_out, blocks_in = -(-out // filters), -(-in_ // inputs)
+    blocks_out, blocks_in = (out, in_) if starts == "fine" else (-(-out // filters), -(-in_ // inputs))
     grid = starts == "grid"
     has_out = 1 < filters < out
     has_in = inputs > 1 and (inputs < in_ or (grid and blocks_out > 1))
@@ -71,7 +73,7 @@ def epitome_params(weight: tuple[int, ...], epitome: tuple[int, ...], starts: Ch
     return prod(epitome) + has_out * per_out + has_in * per_in
 
 
-def fewest_madds(layer: Candidate, epitome: tuple[int, ...], starts: ChannelStarts) -> int:
+def fewest_madds(layer: Candidate, epitome: tuple[int, ...], starts: Starts) -> int:
     """`executed_madds` of `make_spec(...)`, likewise fast: the cheapest of folding, product map, wrapping and both."""
     if layer.own_forward or starts == "grid":
         return layer.madds
@@ -127,13 +129,15 @@ def _scaled(length: int, numerator: int, denominator: int, align: int) -> int:
     return min(length, max(1, length * numerator // denominator // align) * align)
 
 
-def _starts(weight: tuple[int, ...], epitome: tuple[int, ...], kind: BudgetKind, form: Form) -> ChannelStarts:
-    """Starts per pair of blocks only where they buy something.
+def _starts(weight: tuple[int, ...], epitome: tuple[int, ...], kind: BudgetKind, form: Form) -> Starts:
+    """What has a start; starts per pair of blocks only where they buy something.
 
     Where the filters are whole or the epitome has one input channel, both forms generate the same weights; and with
     "auto", where the separable form already has the dense weight's rank, further starts would only cost.
     """
-    if form == "separable" or (form == "auto" and kind == "madds"):
+    if form in ("separable", "fine"):
+        return form
+    if form == "auto" and kind == "madds":
         return "separable"
     if epitome[0] >= weight[0] or epitome[1] == 1:
         return "separable"
@@ -142,6 +146,9 @@ def _starts(weight: tuple[int, ...], epitome: tuple[int, ...], kind: BudgetKind,
     return "separable" if form == "auto" and keeps_rank else "grid"
 
 
-def make_spec(weight: tuple[int, ...], epitome: tuple[int, ...], starts: ChannelStarts) -> EpitomeSpec:
-    """Shapes with blocks as long as the epitome's axes."""
-    return EpitomeSpec(weight, epitome, epitome[0], epitome[1], channel_starts=starts)
+def make_spec(weight: tuple[int, ...], epitome: tuple[int, ...], starts: Starts) -> EpitomeSpec:
+    """Shapes with blocks as long as the epitome's axes, or of one channel on those that are compressed."""
+    if starts != "fine":
+        return EpitomeSpec(weight, epitome, epitome[0], epitome[1], channel_starts=starts)
+    blocks = [1 if size < length else size for size, length in zip(epitome[:2], weight[:2], strict=True)]
+    return EpitomeSpec(weight, epitome, blocks[0], blocks[1])

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, log
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from epitorch._files import write_atomic
-from epitorch.cost._ladder import Axes, Form, Ladder, check_choice, ladder
+from epitorch.cost._ladder import AXES, FORMS, Axes, Form, Ladder, check_choice, ladder
 from epitorch.cost._survey import Candidate, survey
 from epitorch.cost._trace import eval_copy, quiet
 from epitorch.errors import InputError, explain
@@ -24,9 +25,12 @@ from epitorch.functional import sample_weight
 from epitorch.init import evenly_spread
 from epitorch.plans import Selector
 from epitorch.spec import EpitomeSpec
+from epitorch.warmstart import fit_epitome
 
 SHARES = (0.125, 0.25, 0.5, 0.75)
 Kind = Literal["reconstruction", "loss"]
+Starts = Literal["even", "searched"]
+STARTS = ("even", "searched")
 _LEAST_KEPT = 1e-9  # keeps the logarithm of a weight that is lost altogether finite
 Point = tuple[float, float]
 
@@ -106,6 +110,7 @@ def sensitivity(
     shares: Sequence[float] = SHARES,
     form: Form = "auto",
     axes: Axes = "auto",
+    starts: Starts = "even",
     skip: Collection[Selector] = (),
     only: Collection[Selector] = (),
     depthwise: bool = False,
@@ -121,6 +126,8 @@ def sensitivity(
         shares: Shares of the weight to try, between 0 and 1.
         form: As for `plan`.
         axes: As for `plan`, the same for all layers.
+        starts: "even": evenly spread, whole. "searched": those that `convert_(..., init="least_squares")` finds: the
+            cost of the warm start; many times slower.
         skip: As for `plan`.
         only: As for `plan`.
         depthwise: As for `plan`.
@@ -129,14 +136,15 @@ def sensitivity(
         Costs by layer, for `plan(..., policy="sensitivity", sensitivity=...)`.
 
     Raises:
-        InputError: If a share is out of range, or there are no batches.
+        InputError: If a share is out of range, an option is unknown, or there are no batches.
         ConversionError: As for `plan`.
     """
-    wrong = [share for share in shares if not 0 < share < 1]
-    if wrong or not shares:
-        raise InputError(explain("a share is out of range", expected="0 < share < 1", got=wrong or "no shares"))
+    if not shares or not all(isinstance(share, Real) and 0 < share < 1 for share in shares):
+        raise InputError(explain("a share is out of range", expected="0 < share < 1", got=shares or "no shares"))
+    for name, choice, known in (("form", form, FORMS), ("axes", axes, AXES), ("starts", starts, STARTS)):
+        check_choice(name, choice, known)
     surveyed = survey(model, example_input, skip=skip, only=only, depthwise=depthwise, uncalled=True)
-    measure = _Measure(eval_copy(model), None if data is None else list(data), loss or F.cross_entropy)
+    measure = _Measure(eval_copy(model), None if data is None else list(data), loss or F.cross_entropy, starts)
     costs = {}
     for layer in surveyed.candidates:
         rungs = ladder(layer, "params", form, axes, 1)
@@ -148,10 +156,13 @@ def sensitivity(
 class _Measure:
     """Tries one layer at a time on a copy of the model."""
 
-    def __init__(self, probe: nn.Module, batches: list[Any] | None, loss: Callable[[Any, Tensor], Tensor]) -> None:
+    def __init__(
+        self, probe: nn.Module, batches: list[Any] | None, loss: Callable[[Any, Tensor], Tensor], starts: Starts
+    ) -> None:
         if batches is not None and not batches:
             raise InputError(explain("there are no data", expected="at least one batch (input, target)", got="none"))
         self.probe, self.batches, self.loss = probe, batches, loss
+        self.approximate = approximate if starts == "even" else nearest
         self.modules = dict(probe.named_modules())
         self.before = 0.0 if batches is None else self._mean_loss()
 
@@ -169,7 +180,7 @@ class _Measure:
             spec = rung.spec(layer.shape)
             if spec is None or rung.share in found:
                 continue
-            made = approximate(weight, spec)
+            made = self.approximate(weight, spec)
             found[rung.share] = self._cost(layer.name, weight, made, transposed)
         return tuple(sorted(found.items()))
 
@@ -189,7 +200,11 @@ class _Measure:
     @torch.no_grad()
     def _mean_loss(self) -> float:
         total, samples = 0.0, 0
-        for given, target in self.batches or ():
+        for batch in self.batches or ():
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                got = f"{type(batch).__name__}: {batch!r:.80}"
+                raise InputError(explain("this is no batch", expected="a pair (input, target)", got=got))
+            given, target = batch
             arguments = given if isinstance(given, tuple) else (given,)
             with quiet(self.probe):
                 value = float(self.loss(self.probe(*arguments), target))
@@ -225,6 +240,12 @@ def approximate(weight: Tensor, spec: EpitomeSpec) -> Tensor:
     total = torch.bincount(owner, weight.reshape(-1).double(), minlength=spec.num_epitome)
     uses = torch.bincount(owner, minlength=spec.num_epitome)
     return (total / uses.clamp(min=1))[owner].reshape(spec.weight_shape).to(weight.dtype)
+
+
+def nearest(weight: Tensor, spec: EpitomeSpec) -> Tensor:
+    """The weight of the warm start: starts are searched too. Shapes and dtype as for `approximate`."""
+    fit = fit_epitome(weight, spec)
+    return sample_weight(fit.epitome, fit.starts, spec)
 
 
 def convex_hull(points: Sequence[Point]) -> list[Point]:

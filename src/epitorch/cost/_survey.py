@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from epitorch.conversion import EPITOME_CLASSES, refuse_scripted, weight_layers, why_left
 from epitorch.cost._trace import Calls, Trace, as_arguments, eval_copy, tensors, trace
-from epitorch.cost.analysis import cost_of, geometry_of
+from epitorch.cost.analysis import BEYOND_THE_LAYER, cost_of, geometry_of
 from epitorch.cost.formulas import Geometry
-from epitorch.errors import ConversionError, EpitorchError, InputError, explain
+from epitorch.errors import ConversionError, EpitorchError, InputError, check_is_model, explain
 from epitorch.folding import folded
 from epitorch.nn import EpitomeLayer
 from epitorch.plans import Reason, Selector, WeightFacts, check_selectors, selected
@@ -36,6 +36,7 @@ class Candidate:
         called: The model calls its forward; otherwise an index learner would see no features.
         own_forward: A subclass: what it does with its weight is not known, so it is always run with the whole weight.
         params: Parameters that go when it is converted: the weight, or what the weight is made from.
+        weight_making: Multiply-adds per sample of a parametrisation (spectral norm, ...), which conversion folds.
     """
 
     name: str
@@ -44,11 +45,12 @@ class Candidate:
     called: bool
     own_forward: bool
     params: int
+    weight_making: int = 0
 
     @property
     def madds(self) -> int:
-        """Multiply-adds per sample of the dense layer."""
-        return prod(self.shape) * self.geometry.kernel_positions
+        """Multiply-adds per sample of the layer as it is."""
+        return prod(self.shape) * self.geometry.kernel_positions + self.weight_making
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ def survey(
     record = _run(watched, example_input, reads)
     owners = Counter(id(p) for module in watched.modules() for p in module._parameters.values() if p is not None)
     left, candidates = _others(watched, layers), []
+    cost = cost_of(watched, record)
+    beyond = {row.where: row.madds for row in cost.operators if row.operator == BEYOND_THE_LAYER}
     for name in sorted(layers, key=lambda name: reads.order.get(name, len(layers))):
         is_meant = (not only or selected(only, name, layers[name])) and not selected(skip, name, layers[name])
         reason = _obstacle(name, layers[name], owners, is_meant, depthwise)
@@ -115,8 +119,7 @@ def survey(
         if reason is not None:
             left[name] = reason
         else:
-            candidates.append(_candidate(name, layers[name], calls if called else None, record))
-    cost = cost_of(watched, record)
+            candidates.append(_candidate(name, layers[name], calls if called else None, record, beyond.get(name, 0)))
     madds = {row.name: row.madds for row in cost.layers if row.calls}
     facts = {name: _facts(layer, madds.get(name)) for name, layer in layers.items() if _shape(layer)}
     return Survey(type(model).__name__, cost.params, cost.madds, tuple(candidates), left, facts)
@@ -124,8 +127,7 @@ def survey(
 
 def check_model(model: nn.Module) -> None:
     """Refuse what has nothing to plan."""
-    if not isinstance(model, nn.Module):
-        raise InputError(explain("this is no model", expected="a torch.nn.Module", got=type(model).__name__))
+    check_is_model(model)
     refuse_scripted(model)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.UninitializedParameter):
@@ -229,11 +231,12 @@ def _is_quantized(module: nn.Module) -> bool:
     return callable(getattr(module, "_weight_bias", None))
 
 
-def _candidate(name: str, layer: nn.Module, calls: Calls | None, record: Trace) -> Candidate:
+def _candidate(name: str, layer: nn.Module, calls: Calls | None, record: Trace, beyond: int) -> Candidate:
     transposed, groups = bool(getattr(layer, "transposed", False)), getattr(layer, "groups", 1)
     geometry = Geometry(0, 0, groups, transposed) if calls is None else geometry_of(calls, record)
     own_forward = type(folded(layer)[0]) not in EPITOME_CLASSES
-    return Candidate(name, _semantic(layer), geometry, calls is not None, own_forward, _params_held(layer))
+    making = 0 if own_forward else beyond  # what a forward of its own does stays
+    return Candidate(name, _semantic(layer), geometry, calls is not None, own_forward, _params_held(layer), making)
 
 
 def _facts(layer: Any, madds: int | None) -> WeightFacts:

@@ -32,11 +32,13 @@ from epitorch.cost.formulas import (
     interpolated_channels,
     paper_madds,
 )
+from epitorch.errors import check_is_model
 from epitorch.functional import split_starts
 from epitorch.nn import AdaptedLayer, EpitomeLayer
 from epitorch.spec import Axis, EpitomeSpec
 
 __all__ = [
+    "BEYOND_THE_LAYER",
     "Cost",
     "LayerCost",
     "OperatorCost",
@@ -50,7 +52,7 @@ __all__ = [
     "interpolated_of",
 ]
 
-_BEYOND = "more than the layer's own"
+BEYOND_THE_LAYER = "more than the layer's own"
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,7 @@ def count(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> Cost:
         >>> cost.params, cost.madds
         (216, 3456)
     """
+    check_is_model(model)
     watched = eval_copy(model)
     return cost_of(watched, trace(watched, as_arguments(example_input)))
 
@@ -356,14 +359,17 @@ def _operators(record: Trace, layers: tuple[LayerCost, ...]) -> tuple[OperatorCo
         if madds is not None
     ]
     extra = [(layer, _surplus(record, layer)) for layer in layers if layer.strategy == "dense"]
-    return (*found, *(OperatorCost(one.name, _BEYOND, one.operation, madds) for one, madds in extra if madds > 0))
+    return (
+        *found,
+        *(OperatorCost(one.name, BEYOND_THE_LAYER, one.operation, madds) for one, madds in extra if madds > 0),
+    )
 
 
 def _uncounted(record: Trace, layers: tuple[LayerCost, ...]) -> tuple[Uncounted, ...]:
     """Operators without a formula, and what an epitome layer (a subclass) does beyond its own."""
     found = [Uncounted(where, operator, None) for (where, operator), madds in record.foreign.items() if madds is None]
     extra = [(layer, _surplus(record, layer)) for layer in layers if layer.strategy != "dense"]
-    return (*found, *(Uncounted(layer.name, _BEYOND, madds) for layer, madds in extra if madds > 0))
+    return (*found, *(Uncounted(layer.name, BEYOND_THE_LAYER, madds) for layer, madds in extra if madds > 0))
 
 
 def _surplus(record: Trace, layer: LayerCost) -> int:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from math import isfinite
+from numbers import Real
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from epitorch.cost._survey import Candidate, Survey, survey
 from epitorch.cost.analysis import interpolated_by
 from epitorch.errors import ConversionError, InputError, explain, suggest
 from epitorch.init import evenly_spread
-from epitorch.plans import Budget, BudgetKind, LayerPlan, Plan, Reason, Selector
+from epitorch.plans import Budget, BudgetKind, LayerPlan, Plan, Reason, Selector, check_selectors
 from epitorch.spec import EpitomeSpec, semantic_order
 
 Policy = Literal["uniform", "front_heavy", "sensitivity"]
@@ -59,8 +60,9 @@ def plan(
         policy: "uniform" keeps the same share of every weight (the paper). "front_heavy" keeps a smaller share of the
             first layers and a larger one of the last (the paper's "-A"). "sensitivity" spends the budget where a
             parameter saves most of the measured cost.
-        form: Starts per block ("separable") or per pair of blocks ("grid"). "auto" is separable for a budget on
-            multiply-adds, and for one on parameters grid where separable starts would lower the weight's rank.
+        form: Starts per block ("separable"), per pair of blocks ("grid") or per channel ("fine", the form for a warm
+            start). "auto" is separable for a budget on multiply-adds, and for one on parameters grid where separable
+            starts would lower the weight's rank.
         axes: Channel axes to shorten, or a mapping from name pattern to them (the first that matches; else "auto").
             "auto" minds the rank: the longer axis first, down to the shorter one, then both.
         skip: Layers to leave: name patterns (`fnmatch`), types, or functions of name and layer.
@@ -89,20 +91,34 @@ def plan(
         raise InputError(
             explain(
                 "starts per pair of blocks save no multiply-adds",
-                expected="form='separable' or 'auto' for a budget on multiply-adds",
+                expected="form='separable', 'fine' or 'auto' for a budget on multiply-adds",
                 got="form='grid'",
             )
         )
     kind: BudgetKind = "params" if madds is None else "madds"
+    if sensitivity is not None and not isinstance(sensitivity, Sensitivity):
+        raise InputError(
+            explain("sensitivity is not valid", expected="what epitorch.sensitivity measured", got=repr(sensitivity))
+        )
     surveyed = survey(model, example_input, skip=skip, only=only, depthwise=depthwise, uncalled=kind == "params")
+    if isinstance(axes, Mapping):
+        check_selectors("axes", list(axes), surveyed.facts)
     amount = _amount(surveyed, params, madds, ratio)
     ladders = ladders_of(surveyed, kind, form, axes, align)
     if policy == "sensitivity" and sensitivity is None:
-        sensitivity = measure_sensitivity(model, example_input, form=form, skip=skip, only=only, depthwise=depthwise)
+        sensitivity = measure_sensitivity(
+            model,
+            example_input,
+            form=form,
+            starts="searched" if form == "fine" else "even",
+            skip=skip,
+            only=only,
+            depthwise=depthwise,
+        )
     chosen = choose(surveyed, ladders, kind, amount, policy, sensitivity)
-    return _plan(
-        surveyed, ladders, chosen, index, Budget(surveyed.model, kind, amount, surveyed.params, surveyed.madds)
-    )
+    shape = tuple(example_input.shape) if isinstance(example_input, Tensor) else None
+    budget = Budget(surveyed.model, kind, amount, surveyed.params, surveyed.madds, shape)
+    return _plan(surveyed, ladders, chosen, index, budget)
 
 
 def choose(
@@ -203,10 +219,17 @@ def layer_plan(layer: Candidate, spec: EpitomeSpec, index: Index) -> LayerPlan:
     """The plan of one layer, in its storage order."""
     return LayerPlan(
         semantic_order(spec.epitome_shape, layer.geometry.transposed),
+        block_out=_shorter(spec.block_out, spec.epitome_shape[0]),
+        block_in=_shorter(spec.block_in, spec.epitome_shape[1]),
         channel_starts=spec.channel_starts,
         # A forward that is never called would show a learner no features.
         index="direct" if index == "learner" and not layer.called else index,
     )
+
+
+def _shorter(block: int, axis: int) -> int | None:
+    """None, the default, where the block is the whole axis."""
+    return block if block < axis else None
 
 
 # ---- what was asked ----
@@ -228,7 +251,7 @@ def _check_one_budget(**budgets: float | None) -> None:
         got = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "none"
         raise InputError(explain("a plan needs one budget", expected="one of params, madds, ratio", got=got))
     ((name, value),) = given.items()
-    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    number = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
     if not number or value <= 0 or (name != "ratio" and value != int(value)):
         wanted = "a number of at least 1" if name == "ratio" else "a whole number above 0"
         raise InputError(explain(f"{name} is not valid", expected=wanted, got=repr(value)))

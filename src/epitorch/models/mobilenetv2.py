@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from epitorch.errors import ConversionError, InputError, explain, require
+from epitorch.errors import ConversionError, InputError, check_is_model, explain, require
 from epitorch.plans import LayerPlan, Plan, Reason, planned_params
 
 _HIDDEN_STAGES = (
@@ -119,6 +119,7 @@ def mobilenetv2_plan(
     Raises:
         ConversionError: If the model has no inverted residuals, or c is out of range.
     """
+    check_is_model(model)
     for name, share in (("c", c), ("classifier", classifier)):
         if share is not None and not (isinstance(share, int | float) and 0 < share <= 1):
             raise ConversionError(explain(f"{name} is out of range", expected="0 < share <= 1", got=repr(share)))

@@ -1,6 +1,6 @@
 """Epitome layers: torch's convolutions and linear layer with a generated weight."""
 
-from epitorch.nn._adapted import AdaptedLayer, adapt
+from epitorch.nn._adapted import AdaptedLayer, adapt, name_clashes
 from epitorch.nn._base import EpitomeLayer, learner_starts
 from epitorch.nn._conv import (
     EpitomeConv1d,
@@ -28,4 +28,5 @@ __all__ = [
     "adapt",
     "check_finite",
     "learner_starts",
+    "name_clashes",
 ]

@@ -17,6 +17,8 @@ _OWN = (
     "qualified_name",
     "flatten_kernel",
     "weight_shape",
+    "block_out",
+    "block_in",
     "spec",
     "momentum",
     "epitome",
@@ -128,8 +130,13 @@ def _copied(value: nn.Parameter | None) -> nn.Parameter | None:
     return None if value is None else nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
 
 
+def name_clashes(dense: nn.Module) -> list[str]:
+    """Attributes of a subclass that an epitome layer would need for itself."""
+    return [name for name in _OWN if hasattr(dense, name)]
+
+
 def _refuse_clashes(dense: nn.Module) -> None:
-    clashes = [name for name in _OWN if hasattr(dense, name)]
+    clashes = name_clashes(dense)
     if clashes:
         raise ConversionError(
             explain(

@@ -136,6 +136,16 @@ class EpitomeLayer(nn.Module, ABC):
 
     # ---- starts and weight ----
 
+    @property
+    def block_out(self) -> int:
+        """Filters that share a start, beta_2."""
+        return self.spec.block_out
+
+    @property
+    def block_in(self) -> int:
+        """Input channels that share a start, beta_1."""
+        return self.spec.block_in
+
     def starts(self) -> dict[Axis, Tensor]:
         """Evaluation starts by axis, in positions: `"out"` (R_out,), `"in"` (R_in,), `"spatial"` (R, axes).
 

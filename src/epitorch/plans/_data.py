@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from epitorch._rules import choice, flag, number, optional, ruled, sizes, text, whole
-from epitorch.errors import ConversionError, explain, suggest
+from epitorch.errors import ConversionError, check_is_model, explain, suggest
+from epitorch.folding import folded
 from epitorch.nn import EpitomeLayer
 from epitorch.spec import CHANNEL_STARTS, SPATIAL_STARTS, ChannelStarts, EpitomeSpec, SpatialStarts
 
@@ -31,6 +32,7 @@ Reason = Literal[
     "quantized",
     "scripted",
     "patched",
+    "name_clash",
     "skipped",
     "too_small",
     "budget",
@@ -42,11 +44,11 @@ Reason = Literal[
 
 not_in_plan: the plan does not name it · stem, no_expansion, middle, last_conv, classifier: roles that the plan for
 MobileNetV2 leaves · depthwise: one input channel per filter · already_epitome: converted before · other_kind: no
-convolution or linear layer · no_weight: its weight is no parameter · lazy: no shape yet · quantized, scripted:
-nothing can be changed · patched: its forward was replaced on the instance · skipped: named by a pattern of `skip` ·
-too_small: the smallest epitome costs as much as the weight · budget: room for the whole weight · not_called: the
-model runs it neither by a call nor through its weight · shared_weight: several modules hold the weight · whole_model:
-the model is this layer, so nothing can hold another.
+convolution or linear layer · no_weight: its weight is no parameter · lazy: no shape yet · quantized, scripted: nothing
+can be changed · patched: its forward was replaced on the instance · name_clash: a subclass whose attributes an epitome
+layer needs · skipped: named by a pattern of `skip` · too_small: the smallest epitome costs as much as the weight ·
+budget: room for the whole weight · not_called: the model runs it neither by a call nor through its weight ·
+shared_weight: several modules hold the weight · whole_model: the model is this layer, so nothing can hold another.
 """
 REASONS: tuple[str, ...] = get_args(Reason)
 BudgetKind = Literal["params", "madds"]
@@ -156,6 +158,7 @@ class Budget:
         amount: The largest total allowed.
         params_dense: Parameters before converting, everything included.
         madds_dense: Multiply-adds per sample before converting, of all counted layers.
+        input_shape: Of the example, if that was one tensor: multiply-adds hold for this size.
     """
 
     model: str = ruled(text())
@@ -163,6 +166,7 @@ class Budget:
     amount: int = ruled(whole(0))
     params_dense: int = ruled(whole(0))
     madds_dense: int = ruled(whole(0))
+    input_shape: tuple[int, ...] | None = ruled(optional(sizes()), None)
 
 
 @dataclass(frozen=True)
@@ -230,6 +234,7 @@ class Plan:
             ConversionError: Naming the first layer that the model lacks, that has another weight, or that the plan does
                 not know.
         """
+        check_is_model(model)
         modules = dict(model.named_modules(remove_duplicate=False))
         for name, facts in self.weights.items():
             got = _weight_shape(modules.get(name))
@@ -275,7 +280,9 @@ class Plan:
 def _weight_shape(module: Any) -> tuple[int, ...] | None:
     if isinstance(module, EpitomeLayer):
         return module.weight_shape
-    shape = getattr(getattr(module, "weight", None), "shape", None)
+    if not isinstance(module, nn.Module):
+        return None
+    shape = getattr(getattr(folded(module)[0], "weight", None), "shape", None)  # `module.weight` may take a step
     return None if shape is None else tuple(shape)
 
 

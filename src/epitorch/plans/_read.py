@@ -87,7 +87,9 @@ def _plan(data: Any, place: Place) -> Plan:
                 explain(f"'{name}' is planned and left", expected="one of the two", got=left[name], where=str(at))
             )
     budget = read_section(Budget, data["budget"], place.below("budget")) if "budget" in data else None
-    return Plan(layers, left, weights, budget)
+    plan = Plan(layers, left, weights, budget)
+    _check_totals(plan, place.below("budget"))
+    return plan
 
 
 def _section(data: Any, key: str, place: Place, *, required: bool) -> list[tuple[str, Any, Place]]:
@@ -96,6 +98,23 @@ def _section(data: Any, key: str, place: Place, *, required: bool) -> list[tuple
         return []
     content = read_value(mapping(), data.get(key), below)
     return [(name, value, below.below(name)) for name, value in content.items()]
+
+
+def _check_totals(plan: Plan, place: Place) -> None:
+    """A model has at least the parameters and multiply-adds of its layers: an edited total would make others wrong."""
+    for key in ("params_dense", "madds_dense"):
+        planned = [facts for name, facts in plan.weights.items() if name in plan.layers]
+        least = sum((facts.params if key == "params_dense" else facts.madds_dense) or 0 for facts in planned)
+        if plan.budget is not None and getattr(plan.budget, key) < least:
+            raise RecipeError(
+                explain(
+                    f"'budget.{key}' is less than what the planned layers have",
+                    expected=f"at least {least:,}",
+                    got=f"{getattr(plan.budget, key):,}",
+                    where=str(place.below(key)),
+                    fix="plan the model again; budget and weights say what the model was and are not for editing",
+                )
+            )
 
 
 def _check_sizes(layer: LayerPlan, facts: WeightFacts | None, place: Place) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -18,7 +18,7 @@ def selected(selectors: Collection[Selector], name: str, layer: nn.Module) -> bo
     return any(_means(selector, name, layer) for selector in selectors)
 
 
-def check_selectors(option: str, selectors: Any, layers: Mapping[str, nn.Module]) -> None:
+def check_selectors(option: str, selectors: Any, layers: Collection[str]) -> None:
     """Refuse what is no collection of selectors, and a name pattern that no layer has: it is likely misspelt.
 
     Raises:

@@ -22,8 +22,11 @@ def recipe_plan(model: nn.Module, section: EpitomeSection, *, source: str = "rec
 
     Raises:
         RecipeError: If a layer's plan has an unknown key or no epitome shape.
-        ConversionError: If the model is not a MobileNetV2 and no layers are given, or `match_params` cannot be met.
+        ConversionError: If the model is not a MobileNetV2 and no layers are given, `match_params` cannot be met, or the
+            plan's file is missing or damaged.
     """
+    if section.plan is not None:
+        return Plan.load(section.plan)
     if section.layers is not None:
         return _layer_plan(section, source)
     if section.c is not None:

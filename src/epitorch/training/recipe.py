@@ -52,12 +52,13 @@ class ModelSection:
 
 @dataclass(frozen=True)
 class EpitomeSection:
-    """How the network becomes an epitome network. Exactly one of `c`, `match_params` and `layers` is given.
+    """How the network becomes an epitome network. Exactly one of `c`, `match_params`, `layers`, `plan` is given.
 
     Args:
         c: The paper's compression factor of MobileNetV2's expansions.
         match_params: Total parameters: the largest c that stays within them is taken.
         layers: Layer by layer: name of a module to the fields of its `LayerPlan` (`epitome_shape` and so on).
+        plan: File that `Plan.save` or `epitorch plan` wrote; how each layer's starts are learned stands there.
         last_conv: Compress MobileNetV2's last convolution too.
         classifier: Compress MobileNetV2's classifier along its inputs, to this share.
         init: `least_squares` begins with the epitomes nearest to the dense weights (of `model.checkpoint`, say).
@@ -71,6 +72,7 @@ class EpitomeSection:
     c: float | None = ruled(optional(number(0, 1, above=True)), None)
     match_params: int | None = ruled(optional(whole(1)), None)
     layers: dict[str, Any] | None = ruled(optional(filled_mapping()), None)  # noqa: RUF009
+    plan: str | None = ruled(optional(text()), None)
     last_conv: bool = ruled(flag(), False)
     classifier: float | None = ruled(optional(number(0, 1, above=True)), None)
     init: str = ruled(choice("fresh", "least_squares"), "fresh")
@@ -217,12 +219,12 @@ def _check_together(recipe: Recipe, place: Place) -> None:
     epitome = recipe.epitome
     if epitome is None:
         return
-    given = [key for key in ("c", "match_params", "layers") if getattr(epitome, key) is not None]
+    given = [key for key in ("c", "match_params", "layers", "plan") if getattr(epitome, key) is not None]
     if len(given) != 1:
         raise RecipeError(
             explain(
                 "'epitome' must say in one way how much to compress",
-                expected="exactly one of c, match_params, layers",
+                expected="exactly one of c, match_params, layers, plan",
                 got=" and ".join(given) or "none of them",
                 where=str(place.below("epitome")),
             )
@@ -250,13 +252,17 @@ def _check_together(recipe: Recipe, place: Place) -> None:
 
 
 def _refuse_unused(epitome: EpitomeSection, place: Place) -> None:
-    """With `layers`, what only shapes the plan of MobileNetV2 would be ignored."""
-    unused = [key for key in ("last_conv", "classifier") if getattr(epitome, key)]
-    if epitome.layers is not None and unused:
+    """Beside `layers`, what shapes the plan of MobileNetV2 would be ignored; beside `plan`, what stands in the file."""
+    if epitome.layers is None and epitome.plan is None:
+        return
+    other = "layers" if epitome.plan is None else "plan"
+    shaping = ("last_conv", "classifier") + (("index", "group_length", "momentum") if other == "plan" else ())
+    unused = [key for key in shaping if getattr(epitome, key) != EpitomeSection.__dataclass_fields__[key].default]
+    if unused:
         raise RecipeError(
             explain(
-                f"'epitome.{unused[0]}' has no effect beside 'epitome.layers'",
-                expected="the layer itself among 'layers'",
+                f"'epitome.{unused[0]}' has no effect beside 'epitome.{other}'",
+                expected="the layer itself among 'layers'" if other == "layers" else "the same in the plan's layers",
                 got=repr(getattr(epitome, unused[0])),
                 where=str(place.below("epitome").below(unused[0])),
             )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from epitorch.errors import DataError, explain
+from epitorch.errors import DataError, check_is_model, explain
 from epitorch.nn import EpitomeLayer
 
 Forward = Callable[[nn.Module, Any], object]
@@ -47,6 +47,7 @@ def activation_moments(
     Raises:
         DataError: If there are no batches, or they hold no samples or values that are not finite.
     """
+    check_is_model(model)
     sums: dict[int, Tensor] = {}
     counts: dict[int, int] = {}
 
@@ -96,6 +97,7 @@ def reestimate_batch_norm_(model: nn.Module, batches: Iterable[Any], *, forward:
     Raises:
         DataError: If there are no batches, or they make statistics that are not finite; these are then as they were.
     """
+    check_is_model(model)
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if not norms:
         return model
