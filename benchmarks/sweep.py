@@ -91,13 +91,18 @@ def _run(name: str, arguments: argparse.Namespace) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60 * arguments.minutes)
         lines = done.stdout.strip().splitlines()
-        row = json.loads(lines[-1]) if done.returncode == 0 else _broken(name, done.stderr.strip()[-500:])
+        row = json.loads(lines[-1]) if done.returncode == 0 else _broken(name, _last_words(done))
     except subprocess.TimeoutExpired:
         row = _broken(name, f"took more than {arguments.minutes:g} minutes")
     _line(arguments.out, name).write_text(json.dumps(row) + "\n")
     print(
         f"{row['verdict']:8} {row['seconds']:7.1f} s  {name}  {row['problem'] or ''}".splitlines()[0][:200], flush=True
     )
+
+
+def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """A process killed for memory says nothing."""
+    return done.stderr.strip()[-500:] or f"the process ended with status {done.returncode} (-9: killed, out of memory)"
 
 
 def _broken(name: str, problem: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ ORDER = [
     "_files",
     "_rules",
     "_yaml",
+    "timing",
     "spec",
     "functional",
     "init",
