@@ -7,8 +7,6 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
-from torch import nn
-
 
 class EpitorchError(Exception):
     """Base of every error that epitorch raises on purpose."""
@@ -78,6 +76,8 @@ def check_is_model(model: object) -> None:
     Raises:
         InputError: If it is none.
     """
+    from torch import nn  # shapes and messages are there without torch
+
     if not isinstance(model, nn.Module):
         got = f"{type(model).__name__}: {model!r:.80}"
         raise InputError(explain("this is no model", expected="a torch.nn.Module", got=got))
