@@ -10,9 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 # per element of the result; a lerp is one multiply and one multiply-add, `add_(x, alpha)` one multiply-add
-_PER_ELEMENT = {"aten.lerp.Scalar": 2, "aten.add_.Tensor": 1}
+_PER_ELEMENT = {"aten.lerp.Scalar": 2, "aten.add_.Tensor": 1, "aten.sub_.Tensor": 1}
 _BIAS = {"aten.add.Tensor"}
 _MOVES = {
+    "aten._to_copy",
     "aten.cat",
     "aten.clone",
     "aten.constant_pad_nd",
@@ -28,6 +29,7 @@ _MOVES = {
     "aten.replication_pad3d",
     "aten.new_empty",
     "aten.empty_like",
+    "aten.select",
     "aten.slice",
     "aten.squeeze",
     "aten.t",

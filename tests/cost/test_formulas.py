@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epitorch.cost import formulas
+from epitorch.cost import diagonals, formulas
 from epitorch.cost.formulas import (
     STRATEGIES,
     Geometry,
@@ -157,9 +158,9 @@ def test_every_reason_is_in_the_closed_list() -> None:
 
 
 def test_best_names_the_obstacle_of_a_folded_layer() -> None:
-    spec = EpitomeSpec.create((64, 8, 3, 3), (16, 8, 4, 4), block_in=4, spatial_starts="out")
+    spec = EpitomeSpec.create((64, 8, 3, 3), (16, 8, 4, 4), channel_starts="grid")
     choice = best(spec, SQUARE)
-    assert (choice.strategy, choice.reason) == ("folded", "spatial starts on output blocks")
+    assert (choice.strategy, choice.reason) == ("folded", "channel starts on pairs of blocks")
     assert ("wrapping", "axis not compressed") in choice.declined
 
 
@@ -205,8 +206,11 @@ def test_best_is_the_cheapest_that_applies(layer: tuple[EpitomeSpec, Geometry]) 
     assert costs["folded"] == dense_madds(spec, geometry)
 
 
-def test_formulas_need_no_torch() -> None:
-    tree = ast.parse(Path(formulas.__file__).read_text())
+@pytest.mark.parametrize(
+    "module, own", [(formulas, {"epitorch.spec", "epitorch.cost.diagonals"}), (diagonals, {"epitorch.spec"})]
+)
+def test_formulas_need_no_torch(module: ModuleType, own: set[str]) -> None:
+    tree = ast.parse(Path(str(module.__file__)).read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert {str(name).split(".")[0] for name in imported} <= {
@@ -217,4 +221,4 @@ def test_formulas_need_no_torch() -> None:
         "math",
         "typing",
     }
-    assert {name for name in imported if str(name).startswith("epitorch")} == {"epitorch.spec"}
+    assert {name for name in imported if str(name).startswith("epitorch")} == own
