@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,7 +96,7 @@ class Diagonals:
                 start = self.beginnings[self.layout.owner(rows.segment, served)]
                 parts = [source.narrow(1, first - served.first_group * width, size) for first, size in rows.ranges]
                 read = [self._response(part, start, reach, positions.dtype) for part in parts]
-                found.append((n, torch.cat(read, 1)))
+                found.append((n, read[0] if len(read) == 1 else torch.cat(read, 1)))
         return found
 
     def _response(self, source: Tensor, start: Beginning, reach: Reach, dtype: torch.dtype) -> Tensor:
@@ -192,12 +193,14 @@ def segment_rows(layout: DiagonalLayout, runs: Runs) -> tuple[SegmentRows, ...]:
 
     Args:
         layout: The layer.
-        runs: How all output channels mix all rows.
-
+        runs: How all output channels mix all rows, in the order of the channels.
     """
     width, found = layout.rows_per_group, []
+    channels = [run.channel for run in runs]
     for segment in layout.segments():
-        own = _within(runs, segment.channel, segment.length)
+        first, last = segment.channel, segment.channel + segment.length
+        near = runs[bisect_right(channels, first) - 1 : bisect_left(channels, last)]
+        own = _within(near, first, segment.length)
         every = ((segment.first_group * width, segment.groups * width),)
         ranges = _ranges({row for run in own for row in _rows_of(run)}) if layout.by_output else every
         found.append(SegmentRows(segment, ranges, _moved(own, ranges)))

@@ -92,7 +92,7 @@ def _summed(values: Tensor, window_dim: int, space_dim: int, kernel: int, dilati
 
 
 def response(positions: Tensor, start: Beginning, reach: Reach) -> Tensor:
-    """Sum along diagonals tap by tap.
+    """Sum along diagonals tap by tap; half and bfloat16 are summed in float32.
 
     Args:
         positions: Shape (N, rows, *L, *T).
@@ -102,7 +102,7 @@ def response(positions: Tensor, start: Beginning, reach: Reach) -> Tensor:
     Returns:
         Shape (N, rows, *sizes).
     """
-    return _interpolated(start, lambda corner: _taps(positions, corner, reach))
+    return _interpolated(start, lambda corner: _taps(positions, corner, reach).to(positions.dtype))
 
 
 def integral_response(sums: Tensor, start: Beginning, reach: Reach, dtype: torch.dtype) -> Tensor:
@@ -128,10 +128,11 @@ def _interpolated(start: Beginning, at: Callable[[tuple[int, ...]], Tensor]) -> 
 
 def _taps(positions: Tensor, corner: tuple[int, ...], reach: Reach) -> Tensor:
     window, total = positions.shape[2 : 2 + len(corner)], None
+    wide = torch.float64 if positions.dtype == torch.float64 else torch.float32
     for taps in product(*map(range, reach.kernel)):
         at = [(p + k) % size for p, k, size in zip(corner, taps, window, strict=True)]
         part = _entry(positions, at, [k * d for k, d in zip(taps, reach.dilation, strict=True)], reach)
-        total = part.clone() if total is None else total.add_(part)
+        total = part.to(wide, copy=True) if total is None else total.add_(part)
     assert total is not None
     return total
 

@@ -15,7 +15,7 @@ from epitorch.cost.diagonals import DiagonalLayout
 from epitorch.cost.formulas import EXPANDED, ON_DIAGONALS, STRATEGIES, WRAPPED, Strategy
 from epitorch.deploy._mixing import Run, Runs, channel_runs, expand_channels, wrap_channels
 from epitorch.deploy.diagonals import Diagonals, beginnings, product_kernel, reach_of, segment_rows
-from epitorch.errors import InputError, explain
+from epitorch.errors import InputError, explain, suggest
 from epitorch.functional import sample_weight
 from epitorch.nn import EpitomeLayer, EpitomeLinear, check_finite
 from epitorch.nn._padding import amounts_before_and_after, output_padding
@@ -298,10 +298,9 @@ class ReuseDiagonals(_ReuseConvNd):
         features = self._wrapped(input if input.dim() > len(self.kernel_size) + 1 else input.unsqueeze(0))
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
         totals = self._diagonals.responses(features, self._weight, padding, mode, reach)
-        rows = zip(totals, self._diagonals.rows, strict=True)
-        output = torch.cat(
-            [expand_channels(total, row.runs, self.channel_dim) for total, row in rows], self.channel_dim
-        )
+        pairs = zip(totals, self._diagonals.rows, strict=True)
+        parts = [expand_channels(total, rows.runs, self.channel_dim) for total, rows in pairs]
+        output = torch.cat(parts, self.channel_dim)
         return self._biased(output if input.dim() == output.dim() else output.squeeze(0))
 
 
@@ -350,17 +349,23 @@ def reuse_layer(layer: EpitomeLayer, strategy: ReuseStrategy) -> ReuseLayer:
 def _check_applies(layer: EpitomeLayer, strategy: Strategy) -> None:
     known = [name for name in STRATEGIES if name != "folded"]
     if strategy not in known:
-        fix = "use layer.to_dense()" if strategy == "folded" else None
-        raise InputError(explain("strategy is not known", expected=" | ".join(known), got=repr(strategy), fix=fix))
+        raise InputError(
+            explain(
+                "strategy is not known",
+                expected=" | ".join(known),
+                got=f"{strategy!r}{suggest(str(strategy), list(known))}",
+                fix="a folded layer is layer.to_dense()",
+            )
+        )
     reason = declined_by(layer, strategy)
     if reason is not None:
-        where = layer.qualified_name or type(layer).__name__
+        others = ", ".join(name for name in known if declined_by(layer, name) is None)
         raise InputError(
             explain(
                 f"strategy {strategy!r} does not apply to the layer",
-                expected="one of " + ", ".join(name for name in known if declined_by(layer, name) is None),
+                expected=others or "no reuse: only the folded layer works",
                 got=reason,
-                where=where,
-                fix="choose another strategy, or fold the layer with to_dense()",
+                where=layer.qualified_name or type(layer).__name__,
+                fix="choose a strategy that applies, or fold the layer with to_dense()",
             )
         )
