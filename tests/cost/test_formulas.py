@@ -114,9 +114,9 @@ def test_diagonals_by_hand() -> None:
     assert executed(WSNET, ROW, "diagonals") == Operations(products, 64 * (2 * 8 + 2) * 46)
     map_ = (40 + 9 - 2) * 99
     assert executed(WSNET, ROW, "integral") == Operations(products, 64 * (2 * 1 + 2) * 46 + map_)
-    whole = Interpolated(0, 0, (), (0,) * 60 + (1,) * 4)
-    assert executed(WSNET, ROW, "diagonals", whole).interpolation == (60 * 8 + 4 * 18) * 46
-    assert executed(WSNET, ROW, "integral", whole).interpolation == (60 * 1 + 4 * 4) * 46 + map_
+    whole = Interpolated(0, 0, axes=0)
+    assert executed(WSNET, ROW, "diagonals", whole).interpolation == 64 * 8 * 46
+    assert executed(WSNET, ROW, "integral", whole).interpolation == 64 * 1 * 46 + map_
 
 
 def test_diagonals_in_the_plane_by_hand() -> None:
@@ -127,9 +127,8 @@ def test_diagonals_in_the_plane_by_hand() -> None:
     entries = rows * (4 * 3 + 2 * 3) * 25 + 2 * 32 * 25
     map_ = 8 * (6 * 4 + 7 * 5) * 100
     assert executed(spec, SQUARE, "integral") == Operations(products, entries + map_)
-    whole = Interpolated(8, 0, (True, False, False, False), (2, 1, 0, 0))
-    read = 8 * (4 * 8 + 6) + 8 * (2 * 8 + 2) + 16 * 8
-    assert executed(spec, SQUARE, "diagonals", whole) == Operations(products, read * 25 + 2 * 8 * 25)
+    some = Interpolated(8, 0, (True, False, False, False), axes=1)
+    assert executed(spec, SQUARE, "diagonals", some) == Operations(products, rows * (2 * 8 + 2) * 25 + 2 * 8 * 25)
 
 
 def test_wrapping_before_the_products_by_hand() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from epitorch.cost.formulas import Interpolated, interpolated_channels
@@ -42,9 +41,9 @@ def _blocks_between(spec: EpitomeSpec, starts: dict[Axis, Tensor]) -> tuple[bool
     return tuple((fraction != 0).tolist())
 
 
-def _axes(spec: EpitomeSpec, starts: dict[Axis, Tensor]) -> tuple[int, ...]:
+def _axes(spec: EpitomeSpec, starts: dict[Axis, Tensor]) -> int | None:
     if "spatial" not in starts or starts["spatial"].is_meta:
-        return ()
+        return None
     columns = starts["spatial"].detach().flatten(0, -2).unbind(-1)
     shifts = [split_starts(column, spec.window[k]) for k, column in zip(spec.spatial_axes, columns, strict=True)]
-    return tuple(torch.stack([shift.fraction != 0 for shift in shifts]).sum(0).tolist())
+    return sum(bool(shift.fraction.any()) for shift in shifts)

@@ -28,11 +28,12 @@ _VECTOR_PRODUCTS = {
     "aten.vdot": 0,
 }  # argument with one MAdd an element
 _ATTENTION = ("aten._scaled_dot_product_flash_attention_for_cpu",)  # torch has formulas for the CUDA ones only
-_MIXING = {
+_MIXING = {  # of a deployed layer, per element of the result
     "aten.lerp.Scalar": 2,
+    "aten.lerp.Tensor": 2,
     "aten.add_.Tensor": 1,
     "aten.sub_.Tensor": 1,
-}  # per element that a deployed layer makes
+}
 _TORCHS_OWN = (
     "aten",
     "prim",

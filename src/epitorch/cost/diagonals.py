@@ -156,13 +156,13 @@ class DiagonalLayout:
 def response_operations(kernel: tuple[int, ...], integral: bool, between: int) -> int:
     """Operations of one response.
 
-    A whole start reads prod(K) taps, or 2^d entries of the integral map (axes of length 1 not counted); each axis
-    between two positions doubles that, and a lerp (2 operations) joins the two.
+    It reads prod(K) taps, or 2^d entries of the integral map (axes of length 1 not counted); each interpolated axis
+    (any start on it lies between two positions) doubles that, and a lerp (2 operations) joins the two.
 
     Args:
         kernel: K.
         integral: From the integral map.
-        between: Axes whose start lies between two positions.
+        between: Axes that are interpolated.
     """
     reads = 2 ** sum(k > 1 for k in kernel) if integral else prod(kernel)
     return 2**between * (reads - 1) + 2 * (2**between - 1)
@@ -178,21 +178,20 @@ def map_additions(kernel: tuple[int, ...], window: tuple[int, ...]) -> int:
     return sum((extended[j] - 1) * prod(extended[:j]) * prod(window[j + 1 :]) for j in axes if kernel[j] > 1)
 
 
-def response_total(layout: DiagonalLayout, integral: bool, out_between: tuple[bool, ...], axes: tuple[int, ...]) -> int:
+def response_total(layout: DiagonalLayout, integral: bool, out_between: tuple[bool, ...], axes: int) -> int:
     """Operations of all responses at one output position, the sum over input blocks included.
 
     Args:
         layout: The layer.
         integral: From the integral map.
         out_between: By output block, whether its channel start lies between two positions.
-        axes: By owner of spatial starts, how many axes' starts do.
+        axes: Spatial axes that are interpolated.
     """
     maps, total = layout.maps(), 0
+    each = response_operations(layout.spec.kernel, integral, axes)
     for segment in layout.segments():
-        read = [m for m in maps if segment.reads(m)]
-        each = (response_operations(layout.spec.kernel, integral, axes[layout.owner(segment, m)]) for m in read)
-        rows = layout.rows_read(segment, out_between[segment.block])
-        total += rows * (sum(each) + len(read) - 1)
+        read = sum(segment.reads(m) for m in maps)
+        total += layout.rows_read(segment, out_between[segment.block]) * (read * each + read - 1)
     return total
 
 

@@ -45,6 +45,7 @@ the integral map; "wrapped" ones wrap the input channels first.
 """
 
 ON_DIAGONALS: frozenset[Strategy] = frozenset({"diagonals", "integral", "wrapped_diagonals", "wrapped_integral"})
+INTEGRAL: frozenset[Strategy] = frozenset({"integral", "wrapped_integral"})
 WRAPPED: frozenset[Strategy] = frozenset({"wrapping", "both", "wrapped_diagonals", "wrapped_integral"})
 EXPANDED: frozenset[Strategy] = frozenset({"product_map", "both"})
 
@@ -138,13 +139,13 @@ class Interpolated(NamedTuple):
         out_channels: Channels of the weight's filter axis whose start does.
         in_channels: The same of its input axis.
         out_blocks: By output block, whether its channel start does; empty: all.
-        axes: By owner of spatial starts (pairs: row by row), how many axes' starts do; empty: all.
+        axes: Spatial axes on which any start does; None: all that have starts.
     """
 
     out_channels: int
     in_channels: int
     out_blocks: tuple[bool, ...] = ()
-    axes: tuple[int, ...] = ()
+    axes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -264,12 +265,12 @@ def _wrapping(spec: EpitomeSpec, geometry: Geometry, between: Interpolated) -> i
 
 
 def _on_diagonals(spec: EpitomeSpec, geometry: Geometry, strategy: Strategy, between: Interpolated) -> Operations:
-    wrapped, integral = strategy in WRAPPED, strategy in ("integral", "wrapped_integral")
+    wrapped, integral = strategy in WRAPPED, strategy in INTEGRAL
     layout = DiagonalLayout(spec, geometry.groups, geometry.transposed, wrapped)
     rows = layout.rows_per_group * geometry.groups
     products = rows * layout.inputs_per_group * prod(spec.window) * geometry.in_positions
     out_blocks = between.out_blocks or (spec.has_out_starts,) * spec.num_out_blocks
-    axes = between.axes or (len(spec.spatial_axes),) * _owners(spec)
+    axes = len(spec.spatial_axes) if between.axes is None else between.axes
     interpolation = response_total(layout, integral, out_blocks, axes) * geometry.out_positions
     interpolation += _expansion(geometry, between)
     if integral:

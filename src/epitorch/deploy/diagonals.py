@@ -5,15 +5,25 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epitorch.cost.diagonals import DiagonalLayout, ProductMap, Segment
+from epitorch.cost.diagonals import DiagonalLayout, ProductMap
 from epitorch.deploy._mixing import Run, Runs
-from epitorch.deploy.integral import Beginning, Reach, integral_map, integral_response, response
+from epitorch.deploy.integral import (
+    Reach,
+    Tap,
+    diagonal_taps,
+    integral_map,
+    integral_sizes,
+    integral_taps,
+    responses,
+    tap_index,
+)
 from epitorch.errors import ShapeError, explain
 from epitorch.functional import sample_weight, split_starts
 from epitorch.spec import Axis
@@ -22,85 +32,192 @@ _CONV = (F.conv1d, F.conv2d, F.conv3d)
 
 
 @dataclass(frozen=True)
-class SegmentRows:
-    """Rows of the product that a segment reads.
+class Beginnings:
+    """Where diagonals begin in the window.
 
     Args:
-        segment: Output channels.
-        ranges: (first row, length), rising.
-        runs: How the channels mix the rows of the ranges, side by side.
+        lower: Whole positions, shape (owners, d).
+        upper: Their neighbours.
+        fraction: Shares of the upper neighbours, float64.
     """
 
-    segment: Segment
-    ranges: tuple[tuple[int, int], ...]
-    runs: Runs
+    lower: Tensor
+    upper: Tensor
+    fraction: Tensor
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Axes that are interpolated: any start on them lies between two positions."""
+        return tuple(axis for axis, share in enumerate(self.fraction.unbind(1)) if share.any())
 
 
 @dataclass(frozen=True)
-class Diagonals:
-    """What a layer does with its product positions; no tensors.
+class Reads:
+    """Which rows the outputs read; no tensors.
 
     Args:
         layout: How the layer is cut.
-        rows: For each segment of `layout`.
-        beginnings: By owner of spatial starts.
-        integral: Sum by the integral map.
+        rows: For each segment.
+        runs: How the output channels mix the rows read, those of all segments side by side.
     """
 
     layout: DiagonalLayout
-    rows: tuple[SegmentRows, ...]
-    beginnings: tuple[Beginning, ...]
+    rows: tuple[tuple[int, ...], ...]
+    runs: Runs
+
+    def of(self, served: ProductMap) -> list[tuple[int, int]]:
+        """For each response that a product map gives: row within the map, and owner of its spatial starts."""
+        first = served.first_group * self.layout.rows_per_group
+        pairs = zip(self.layout.segments(), self.rows, strict=True)
+        return [
+            (row - first, self.layout.owner(segment, served))
+            for segment, rows in pairs
+            if segment.reads(served)
+            for row in rows
+        ]
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What the responses read, those of all product maps side by side (`integral.responses`).
+
+    Args:
+        index: Shape (2^j, taps, R).
+        shares: Shape (j, R).
+        widths: Responses of each map; their sum is R.
+    """
+
+    index: Tensor
+    shares: Tensor
+    widths: tuple[int, ...]
+
+
+def reads_of(layout: DiagonalLayout, runs: Runs) -> Reads:
+    """Work out which rows every segment reads.
+
+    Args:
+        layout: How the layer is cut.
+        runs: How the output channels mix all rows, in the order of the channels.
+    """
+    width, channels = layout.rows_per_group, [run.channel for run in runs]
+    found: list[tuple[int, ...]] = []
+    mixed: list[Run] = []
+    for segment in layout.segments():
+        last = segment.channel + segment.length
+        near = runs[bisect_right(channels, segment.channel) - 1 : bisect_left(channels, last)]
+        own = [_cut(run, segment.channel, last) for run in near]
+        every = range(segment.first_group * width, (segment.first_group + segment.groups) * width)
+        rows = tuple(sorted({row for run in own for row in _rows_of(run)}) if layout.by_output else every)
+        before = sum(map(len, found))
+        local = {row: before + n for n, row in enumerate(rows)}
+        for run in own:
+            moved = replace(run, lower=local[run.lower], upper=local[run.upper] if run.fraction else 0)
+            if mixed and mixed[-1].continued_by(moved.lower, moved.upper, moved.fraction):
+                moved = replace(mixed[-1], length=mixed.pop().length + moved.length)
+            mixed.append(moved)
+        found.append(rows)
+    return Reads(layout, tuple(found), tuple(mixed))
+
+
+def _cut(run: Run, first: int, last: int) -> Run:
+    """The part of a run that makes the channels from first to last."""
+    start, stop = max(run.channel, first), min(run.channel + run.length, last)
+    skip = start - run.channel
+    return Run(start, run.lower + skip, run.upper + skip, stop - start, run.fraction)
+
+
+def _rows_of(run: Run) -> set[int]:
+    lower = set(range(run.lower, run.lower + run.length))
+    return lower | set(range(run.upper, run.upper + run.length)) if run.fraction else lower
+
+
+def entries_of(reads: Reads, start: Beginnings, integral: bool) -> Entries:
+    """Work out which entries of the products, or of the integral map, every response reads.
+
+    Args:
+        reads: From `reads_of`.
+        start: By owner of spatial starts.
+        integral: From the integral map.
+    """
+    spec = reads.layout.spec
+    each = [reads.of(served) for served in reads.layout.maps()]
+    rows, owners = torch.tensor([pair for pairs in each for pair in pairs]).unbind(1)
+    ones = (1,) * len(spec.kernel)
+    taps = taps_of(Reach(spec.kernel, ones, ones, ones), integral)  # only the steps matter here
+    sizes = integral_sizes(spec.kernel, spec.window) if integral else spec.window
+    index = []
+    for corner in product(*((False, True) if axis in start.axes else (False,) for axis in range(len(ones)))):
+        begin = torch.where(torch.tensor(corner), start.upper, start.lower)
+        index.append(tap_index(rows, begin[owners], taps, sizes))
+    shares = start.fraction[owners][:, list(start.axes)].T.contiguous()
+    return Entries(torch.stack(index), shares, tuple(map(len, each)))
+
+
+def taps_of(reach: Reach, integral: bool) -> tuple[Tap, ...]:
+    """What one response takes."""
+    return integral_taps(reach) if integral else diagonal_taps(reach)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Makes product positions, or the integral map; no tensors.
+
+    Args:
+        layout: How the layer is cut.
+        reach: What the outputs read.
+        padding: As `F.pad` takes it, over space.
+        mode: Of `F.pad`.
+        integral: Make the integral map.
+    """
+
+    layout: DiagonalLayout
+    reach: Reach
+    padding: tuple[int, ...]
+    mode: str
     integral: bool
 
-    def responses(self, features: Tensor, kernel: Tensor, padding: list[int], mode: str, reach: Reach) -> list[Tensor]:
-        """Responses of the rows that each segment reads, summed over the product maps.
+    def responses(self, features: Tensor, kernel: Tensor, entries: Entries) -> Tensor:
+        """Responses of all segments, summed over the product maps.
 
         Args:
             features: Shape (N, C, *space), wrapped already if the layout says so.
             kernel: From `product_kernel`.
-            padding: As `F.pad` takes it, over space.
-            mode: Of `F.pad`.
-            reach: What the outputs read.
+            entries: From `entries_of`, on the features' device.
 
         Returns:
-            One tensor per segment, shape (N, rows, *sizes).
+            Shape (N, rows read, *sizes), in the products' dtype.
         """
         totals: dict[int, Tensor] = {}
-        for served in self.layout.maps():
+        taps = taps_of(self.reach, self.integral)
+        parts = zip(entries.index.split(entries.widths, -1), entries.shares.split(entries.widths, -1), strict=True)
+        for served, (index, shares) in zip(self.layout.maps(), parts, strict=True):
             positions = self._positions(features, kernel, served)
-            positions = F.pad(positions, padding, mode=mode) if any(padding) else positions
-            for n, found in self._read(positions, served, reach):
-                totals[n] = totals[n].add_(found) if n in totals else found
-        return [totals[n] for n in range(len(self.rows))]
+            found = responses(self._source(positions, served), index, shares, taps, self.reach)
+            key = served.first_group
+            totals[key] = totals[key].add_(found) if key in totals else found
+        return torch.cat(list(totals.values()), 1).to(positions.dtype)
 
     def _positions(self, features: Tensor, kernel: Tensor, served: ProductMap) -> Tensor:
-        """One map, shape (N, rows * prod(L), *space); pointwise, so padding the products is padding the input."""
+        """One map, shape (N, rows * prod(L), *T); pointwise, so padding the products is padding the input."""
         layout, dims = self.layout, features.dim() - 2
         inputs = features.unflatten(1, (layout.groups, layout.inputs_per_group))
         inputs = inputs.narrow(1, served.first_group, served.groups).narrow(2, served.column, served.length)
         rows = kernel.unflatten(0, (layout.groups, -1)).narrow(0, served.first_group, served.groups)
         weight = rows.flatten(0, 1).narrow(1, served.column, served.length)
         weight = weight.reshape(*weight.shape, *[1] * dims)
-        return _CONV[dims - 1](inputs.flatten(1, 2), weight, groups=served.groups)
+        positions = _CONV[dims - 1](inputs.flatten(1, 2), weight, groups=served.groups)
+        return F.pad(positions, self.padding, mode=self.mode) if any(self.padding) else positions
 
-    def _read(self, positions: Tensor, served: ProductMap, reach: Reach) -> list[tuple[int, Tensor]]:
-        """Number of the segment and what it reads, for every segment that reads this map."""
-        width, dims = self.layout.rows_per_group, len(reach.kernel)
-        for dim, size in zip(range(-dims, 0), reach.span, strict=True):
+    def _source(self, positions: Tensor, served: ProductMap) -> Tensor:
+        """What the responses are read from, rows and window in one axis."""
+        if not self.integral:
+            return positions
+        dims = len(self.reach.kernel)
+        for dim, size in zip(range(-dims, 0), self.reach.span, strict=True):
             positions = positions.narrow(dim, 0, size)
-        source = positions.unflatten(1, (served.groups * width, *self.layout.spec.window))
-        source = integral_map(source, reach) if self.integral else source
-        found = []
-        for n, rows in enumerate(self.rows):
-            if rows.segment.reads(served):
-                start = self.beginnings[self.layout.owner(rows.segment, served)]
-                parts = [source.narrow(1, first - served.first_group * width, size) for first, size in rows.ranges]
-                read = [self._response(part, start, reach, positions.dtype) for part in parts]
-                found.append((n, read[0] if len(read) == 1 else torch.cat(read, 1)))
-        return found
-
-    def _response(self, source: Tensor, start: Beginning, reach: Reach, dtype: torch.dtype) -> Tensor:
-        return integral_response(source, start, reach, dtype) if self.integral else response(source, start, reach)
+        rows = served.groups * self.layout.rows_per_group
+        sums = integral_map(positions.unflatten(1, (rows, *self.layout.spec.window)), self.reach)
+        return sums.flatten(1, 1 + dims)
 
 
 def reach_of(layer: Any, input: Tensor, padding: list[int]) -> Reach:
@@ -134,7 +251,7 @@ def reach_of(layer: Any, input: Tensor, padding: list[int]) -> Reach:
     return Reach(layer.kernel_size, layer.dilation, stride, tuple(sizes))
 
 
-def beginnings(layout: DiagonalLayout, starts: Mapping[Axis, Tensor]) -> tuple[Beginning, ...]:
+def beginnings(layout: DiagonalLayout, starts: Mapping[Axis, Tensor]) -> Beginnings:
     """One for each owner of spatial starts, all owners in one line.
 
     In a transposed convolution the diagonals run t - k: read backwards they begin at their end, in a window that is
@@ -152,8 +269,7 @@ def beginnings(layout: DiagonalLayout, starts: Mapping[Axis, Tensor]) -> tuple[B
     window, step = torch.tensor(spec.window), -1 if layout.transposed else 1
     if layout.transposed:
         lower = window - torch.tensor(spec.kernel) - lower
-    rows = zip(lower.remainder(window), (lower + step).remainder(window), fraction, strict=True)
-    return tuple(Beginning(tuple(a.tolist()), tuple(b.tolist()), tuple(f.tolist())) for a, b, f in rows)
+    return Beginnings(lower.remainder(window), (lower + step).remainder(window), fraction)
 
 
 def product_kernel(epitome: Tensor, starts: Mapping[Axis, Tensor], layout: DiagonalLayout) -> Tensor:
@@ -186,55 +302,3 @@ def product_kernel(epitome: Tensor, starts: Mapping[Axis, Tensor], layout: Diago
     elif layout.compressed:
         kernel = kernel.repeat(groups, *[1] * (kernel.dim() - 1))
     return kernel.movedim(1, -1).flatten(0, -2).contiguous()
-
-
-def segment_rows(layout: DiagonalLayout, runs: Runs) -> tuple[SegmentRows, ...]:
-    """For each segment the rows that it reads, and how its channels mix them.
-
-    Args:
-        layout: The layer.
-        runs: How all output channels mix all rows, in the order of the channels.
-    """
-    width, found = layout.rows_per_group, []
-    channels = [run.channel for run in runs]
-    for segment in layout.segments():
-        first, last = segment.channel, segment.channel + segment.length
-        near = runs[bisect_right(channels, first) - 1 : bisect_left(channels, last)]
-        own = _within(near, first, segment.length)
-        every = ((segment.first_group * width, segment.groups * width),)
-        ranges = _ranges({row for run in own for row in _rows_of(run)}) if layout.by_output else every
-        found.append(SegmentRows(segment, ranges, _moved(own, ranges)))
-    return tuple(found)
-
-
-def _within(runs: Runs, first: int, length: int) -> Runs:
-    """The part of the runs that makes these channels, counted from the first of them."""
-    found = []
-    for run in runs:
-        start, stop = max(run.channel, first), min(run.channel + run.length, first + length)
-        if start < stop:
-            skip = start - run.channel
-            found.append(Run(start - first, run.lower + skip, run.upper + skip, stop - start, run.fraction))
-    return tuple(found)
-
-
-def _rows_of(run: Run) -> set[int]:
-    lower = set(range(run.lower, run.lower + run.length))
-    return lower | set(range(run.upper, run.upper + run.length)) if run.fraction else lower
-
-
-def _ranges(rows: set[int]) -> tuple[tuple[int, int], ...]:
-    """Consecutive rows as (first, length)."""
-    found: list[tuple[int, int]] = []
-    for row in sorted(rows):
-        if found and row == sum(found[-1]):
-            found[-1] = (found[-1][0], found[-1][1] + 1)
-        else:
-            found.append((row, 1))
-    return tuple(found)
-
-
-def _moved(runs: Runs, ranges: tuple[tuple[int, int], ...]) -> Runs:
-    """The same runs where only these rows are there, side by side."""
-    local = {row: n for n, row in enumerate(row for first, length in ranges for row in range(first, first + length))}
-    return tuple(replace(run, lower=local[run.lower], upper=local[run.upper] if run.fraction else 0) for run in runs)

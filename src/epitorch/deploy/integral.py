@@ -9,7 +9,7 @@ Tensors of positions have the shape (N, rows, *L, *T).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -17,21 +17,6 @@ from math import prod
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """Where a diagonal begins in the window, one entry per spatial axis.
-
-    Args:
-        lower: Whole position.
-        upper: Its neighbour, share `fraction`.
-        fraction: 0 for a whole start: the neighbour is then not read.
-    """
-
-    lower: tuple[int, ...]
-    upper: tuple[int, ...]
-    fraction: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -91,73 +76,96 @@ def _summed(values: Tensor, window_dim: int, space_dim: int, kernel: int, dilati
     return torch.cat(slabs, window_dim)
 
 
-def response(positions: Tensor, start: Beginning, reach: Reach) -> Tensor:
-    """Sum along diagonals tap by tap; half and bfloat16 are summed in float32.
+@dataclass(frozen=True)
+class Tap:
+    """One entry that a response takes, relative to its start; one number per spatial axis.
 
     Args:
-        positions: Shape (N, rows, *L, *T).
-        start: Where the diagonals begin.
+        step: In the window.
+        offset: In space.
+        sign: 1 or -1.
+    """
+
+    step: tuple[int, ...]
+    offset: tuple[int, ...]
+    sign: int = 1
+
+
+def diagonal_taps(reach: Reach) -> tuple[Tap, ...]:
+    """All of the diagonal: prod(K) products."""
+    return tuple(
+        Tap(k, tuple(i * d for i, d in zip(k, reach.dilation, strict=True))) for k in product(*map(range, reach.kernel))
+    )
+
+
+def integral_taps(reach: Reach) -> tuple[Tap, ...]:
+    """Both ends of the diagonal on every axis: the far end less what lies before its beginning; 2^d entries."""
+    ends = [
+        ((k, k * d, 1), (0, 0, -1)) if k > 1 else ((0, 0, 1),)
+        for k, d in zip(reach.kernel, reach.dilation, strict=True)
+    ]
+    chosen = [tuple(zip(*corner, strict=True)) for corner in product(*ends)]
+    return tuple(Tap(step, offset, prod(signs)) for step, offset, signs in chosen)
+
+
+def integral_sizes(kernel: tuple[int, ...], window: tuple[int, ...]) -> tuple[int, ...]:
+    """Entries of the integral map along the axes of the window."""
+    return tuple(size + k if k > 1 else size for k, size in zip(kernel, window, strict=True))
+
+
+def tap_index(rows: Tensor, starts: Tensor, taps: Sequence[Tap], sizes: tuple[int, ...]) -> Tensor:
+    """Where the taps lie when rows and the window's axes are one axis.
+
+    Args:
+        rows: Row of each response, shape (R,).
+        starts: Where its diagonal begins, shape (R, d), whole.
+        taps: From `diagonal_taps` or `integral_taps`.
+        sizes: Entries along the axes of the window, each a circle.
+
+    Returns:
+        Shape (taps, R).
+    """
+    found = []
+    for tap in taps:
+        flat = rows
+        for axis, size in enumerate(sizes):
+            flat = flat * size + (starts[:, axis] + tap.step[axis]).remainder(size)
+        found.append(flat)
+    return torch.stack(found)
+
+
+def responses(source: Tensor, index: Tensor, shares: Tensor, taps: Sequence[Tap], reach: Reach) -> Tensor:
+    """Responses of many rows at once, each from its own start; half and bfloat16 are summed in float32.
+
+    Args:
+        source: Products or integral map, rows and window in one axis: shape (N, rows * cells, *T).
+        index: Shape (2^j, taps, R): a `tap_index` for the starts and their neighbours on the j axes that are
+            interpolated, the last axis changing fastest.
+        shares: Of the upper neighbours, shape (j, R).
+        taps: What `index` was made for.
         reach: What the outputs read.
 
     Returns:
-        Shape (N, rows, *sizes).
+        Shape (N, R, *sizes), float32 or wider.
     """
-    return _interpolated(start, lambda corner: _taps(positions, corner, reach).to(positions.dtype))
-
-
-def integral_response(sums: Tensor, start: Beginning, reach: Reach, dtype: torch.dtype) -> Tensor:
-    """The same as `response` from the integral map: 2^d entries for a whole start, 4^d for a fractional one.
-
-    Args:
-        sums: From `integral_map`.
-        start: Where the diagonals begin.
-        reach: What the outputs read.
-        dtype: Of the result; the differences are taken in float64.
-    """
-    return _interpolated(start, lambda corner: _entries(sums, corner, reach).to(dtype))
-
-
-def _interpolated(start: Beginning, at: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
-    """Lerp over the axes whose start lies between two positions; the last axis changes fastest."""
-    axes = list(zip(start.lower, start.upper, start.fraction, strict=True))
-    values = [at(corner) for corner in product(*((a, b) if f else (a,) for a, b, f in axes))]
-    for share in reversed([f for f in start.fraction if f]):
-        values = [torch.lerp(a, b, share) for a, b in zip(values[::2], values[1::2], strict=True)]
+    values = [_summed_taps(source, corner, taps, reach) for corner in index.unbind()]
+    for share in reversed(shares.unbind()):
+        weight = share.to(values[0].dtype).view(-1, *[1] * len(reach.kernel))
+        values = [torch.lerp(low, high, weight) for low, high in zip(values[::2], values[1::2], strict=True)]
     return values[0]
 
 
-def _taps(positions: Tensor, corner: tuple[int, ...], reach: Reach) -> Tensor:
-    window, total = positions.shape[2 : 2 + len(corner)], None
-    wide = torch.float64 if positions.dtype == torch.float64 else torch.float32
-    for taps in product(*map(range, reach.kernel)):
-        at = [(p + k) % size for p, k, size in zip(corner, taps, window, strict=True)]
-        part = _entry(positions, at, [k * d for k, d in zip(taps, reach.dilation, strict=True)], reach)
-        total = part.to(wide, copy=True) if total is None else total.add_(part)
-    assert total is not None
+def _summed_taps(source: Tensor, index: Tensor, taps: Sequence[Tap], reach: Reach) -> Tensor:
+    wide = torch.float64 if source.dtype == torch.float64 else torch.float32
+    total = _at(source.index_select(1, index[0]), taps[0], reach).to(wide, copy=True)
+    for tap, rows in zip(taps[1:], index.unbind()[1:], strict=True):
+        part = _at(source.index_select(1, rows), tap, reach)  # selecting from a slice would copy all of it first
+        total = total.add_(part) if tap.sign > 0 else total.sub_(part)
     return total
 
 
-def _entries(sums: Tensor, corner: tuple[int, ...], reach: Reach) -> Tensor:
-    """Both ends of the diagonal on every axis: the far end less what lies before its beginning."""
-    ends = [
-        ((1, k, k * d), (-1, 0, 0)) if k > 1 else ((1, 0, 0),)
-        for k, d in zip(reach.kernel, reach.dilation, strict=True)
-    ]
-    total = None
-    for chosen in product(*ends):
-        at = [p + step for p, (_, step, _) in zip(corner, chosen, strict=True)]
-        part = _entry(sums, at, [offset for _, _, offset in chosen], reach)
-        if total is None:
-            total = part.clone()
-        else:
-            total = total.add_(part) if prod(sign for sign, _, _ in chosen) > 0 else total.sub_(part)
-    assert total is not None
-    return total
-
-
-def _entry(values: Tensor, at: Sequence[int], offsets: Sequence[int], reach: Reach) -> Tensor:
-    """One position of the window at every output's position, shifted by offsets in space."""
-    axes = zip(offsets, reach.stride, reach.sizes, strict=True)
-    every, space = slice(None), [slice(o, o + s * (n - 1) + 1, s) for o, s, n in axes]
-    index: tuple[int | slice, ...] = (every, every, *at, *space)
-    return values[index]
+def _at(source: Tensor, tap: Tap, reach: Reach) -> Tensor:
+    """Every output's position, shifted."""
+    axes = zip(tap.offset, reach.stride, reach.sizes, strict=True)
+    every: tuple[slice, ...] = (slice(None), slice(None))
+    return source[every + tuple(slice(o, o + s * (n - 1) + 1, s) for o, s, n in axes)]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from epitorch.cost.analysis import declined_by
 from epitorch.cost.diagonals import DiagonalLayout
-from epitorch.cost.formulas import EXPANDED, ON_DIAGONALS, STRATEGIES, WRAPPED, Strategy
+from epitorch.cost.formulas import EXPANDED, INTEGRAL, ON_DIAGONALS, STRATEGIES, WRAPPED, Strategy
 from epitorch.deploy._mixing import Run, Runs, channel_runs, expand_channels, wrap_channels
-from epitorch.deploy.diagonals import Diagonals, beginnings, product_kernel, reach_of, segment_rows
+from epitorch.deploy.diagonals import Entries, Products, beginnings, entries_of, product_kernel, reach_of, reads_of
 from epitorch.errors import InputError, explain, suggest
 from epitorch.functional import sample_weight
 from epitorch.nn import EpitomeLayer, EpitomeLinear, check_finite
@@ -275,6 +275,9 @@ class ReuseDiagonals(_ReuseConvNd):
     `kernel` is the epitome with its window unrolled, shape (groups * rows * prod(L), inputs per group).
     """
 
+    index: Tensor
+    shares: Tensor
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Make the kernel, the rows and the beginnings of the diagonals anew."""
@@ -284,9 +287,17 @@ class ReuseDiagonals(_ReuseConvNd):
         self.kernel = product_kernel(epitome, starts, layout)
         self._wrap = self._runs("in") if self._wraps_inputs else ()
         self._expand = self._runs("out") if layout.compressed else (Run(0, 0, 0, self.out_channels, 0.0),)
-        integral = self.strategy in ("integral", "wrapped_integral")
-        rows = segment_rows(layout, self._expand)
-        self._diagonals = Diagonals(layout, rows, beginnings(layout, self._starts), integral)
+        self._layout, reads = layout, reads_of(layout, self._expand)
+        self._expand = reads.runs
+        entries = entries_of(reads, beginnings(layout, self._starts), self._integral)
+        self._widths = entries.widths
+        self.register_buffer("index", entries.index.to(epitome.device), persistent=False)
+        shares = entries.shares.to(epitome.device, torch.promote_types(epitome.dtype, torch.float32))
+        self.register_buffer("shares", shares, persistent=False)
+
+    @property
+    def _integral(self) -> bool:
+        return self.strategy in INTEGRAL
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the layer; shapes as the trained layer's."""
@@ -297,11 +308,10 @@ class ReuseDiagonals(_ReuseConvNd):
         reach = reach_of(self, input, padding)
         features = self._wrapped(input if input.dim() > len(self.kernel_size) + 1 else input.unsqueeze(0))
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-        totals = self._diagonals.responses(features, self._weight, padding, mode, reach)
-        pairs = zip(totals, self._diagonals.rows, strict=True)
-        parts = [expand_channels(total, rows.runs, self.channel_dim) for total, rows in pairs]
-        output = torch.cat(parts, self.channel_dim)
-        return self._biased(output if input.dim() == output.dim() else output.squeeze(0))
+        products = Products(self._layout, reach, tuple(padding), mode, self._integral)
+        found = products.responses(features, self._weight, Entries(self.index, self.shares, self._widths))
+        output = self._biased(expand_channels(found, self._expand, self.channel_dim))
+        return output if input.dim() == output.dim() else output.squeeze(0)
 
 
 class ReuseDiagonalsTranspose(ReuseDiagonals):
