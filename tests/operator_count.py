@@ -10,9 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 # per element of the result; a lerp is one multiply and one multiply-add, `add_(x, alpha)` one multiply-add
-_PER_ELEMENT = {"aten.lerp.Scalar": 2, "aten.add_.Tensor": 1}
+_PER_ELEMENT = {"aten.lerp.Scalar": 2, "aten.lerp.Tensor": 2, "aten.add_.Tensor": 1, "aten.sub_.Tensor": 1}
 _BIAS = {"aten.add.Tensor"}
 _MOVES = {
+    "aten._to_copy",
+    "aten.alias",
     "aten.cat",
     "aten.clone",
     "aten.constant_pad_nd",
@@ -28,6 +30,10 @@ _MOVES = {
     "aten.replication_pad3d",
     "aten.new_empty",
     "aten.empty_like",
+    "aten.index_select",
+    "aten.select",
+    "aten.split_with_sizes",
+    "aten.unbind",
     "aten.slice",
     "aten.squeeze",
     "aten.t",

@@ -170,3 +170,56 @@ def convolve(x: Array, weight: Array, stride: int = 1, dilation: int = 1, groups
         read = tuple(p * stride + q * dilation for p, q in zip(at, k, strict=True))
         y[(n, *at)] += weight[(n, m, *k)] * x[(channel, *read)]
     return y
+
+
+def product_positions(x: Array, rows: Array) -> Array:
+    """`P[o, *l, *t] = <x_t, E[o, :, l]>` for one padded sample `(C, *D)` and filters `(O, C, *L)`."""
+    found = np.zeros((rows.shape[0], *rows.shape[2:], *x.shape[1:]))
+    for o, *place in product(range(rows.shape[0]), *map(range, rows.shape[2:]), *map(range, x.shape[1:])):
+        at, t = tuple(place[: rows.ndim - 2]), tuple(place[rows.ndim - 2 :])
+        found[(o, *at, *t)] = sum(rows[(o, c, *at)] * x[(c, *t)] for c in range(x.shape[0]))
+    return found
+
+
+def diagonal(products: Array, start: tuple[int, ...], t: tuple[int, ...], kernel: tuple[int, ...], step: int) -> Array:
+    """`sum_k P[o, (p + k) mod L, t + k d]` over all kernel positions k, for every o."""
+    window = products.shape[1 : 1 + len(kernel)]
+    total = np.zeros(products.shape[0])
+    for k in product(*map(range, kernel)):
+        at = tuple((p + i) % size for p, i, size in zip(start, k, window, strict=True))
+        total += products[(slice(None), *at, *(q + i * step for q, i in zip(t, k, strict=True)))]
+    return total
+
+
+def integral_map_1d(products: Array, kernel: int, step: int) -> Array:
+    """`S[l, t] = S[l - 1, t - d] + P[l mod L, t]`, l from 0 to L + K - 2."""
+    filters, window, size = products.shape
+    sums = np.zeros((filters, window + kernel - 1, size))
+    for o, n, t in np.ndindex(sums.shape):
+        before = sums[o, n - 1, t - step] if n and t >= step else 0.0
+        sums[o, n, t] = before + products[o, n % window, t]
+    return sums
+
+
+def integral_map_2d(products: Array, kernel: tuple[int, int], step: int) -> Array:
+    """`S[p, q, t, u] = P + S[p-1, q, t-d, u] + S[p, q-1, t, u-d] - S[p-1, q-1, t-d, u-d]`."""
+    filters, *window = products.shape[:3]
+    sums = np.zeros((filters, window[0] + kernel[0] - 1, window[1] + kernel[1] - 1, *products.shape[3:]))
+    for o, p, q, t, u in np.ndindex(sums.shape):
+        up, left = p and t >= step, q and u >= step
+        total = products[o, p % window[0], q % window[1], t, u]
+        total += sums[o, p - 1, q, t - step, u] if up else 0.0
+        total += sums[o, p, q - 1, t, u - step] if left else 0.0
+        total -= sums[o, p - 1, q - 1, t - step, u - step] if up and left else 0.0
+        sums[o, p, q, t, u] = total
+    return sums
+
+
+def printed_integral_map_2d(products: Array, kernel: tuple[int, int], step: int) -> Array:
+    """The paper's recurrence: one diagonal through all axes, `S = P + S[p-1, q-1, t-d, u-d]`."""
+    filters, *window = products.shape[:3]
+    sums = np.zeros((filters, window[0] + kernel[0] - 1, window[1] + kernel[1] - 1, *products.shape[3:]))
+    for o, p, q, t, u in np.ndindex(sums.shape):
+        before = sums[o, p - 1, q - 1, t - step, u - step] if p and q and t >= step and u >= step else 0.0
+        sums[o, p, q, t, u] = before + products[o, p % window[0], q % window[1], t, u]
+    return sums

@@ -14,7 +14,7 @@ import epitorch
 from epitorch.cost import count
 from epitorch.deploy.reuse import ReuseLayer
 from epitorch.models.mobilenetv2 import mobilenetv2, mobilenetv2_plan
-from epitorch.nn import EpitomeLayer
+from epitorch.nn import EpitomeConv1d, EpitomeConv2d, EpitomeConvTranspose2d, EpitomeLayer
 from epitorch.plans import LayerPlan, Plan
 from operator_count import Operators
 
@@ -73,8 +73,23 @@ def torchvisions(name: str) -> Callable[[], nn.Module]:
     return lambda: halved(torchvision.models.get_model(name, weights=None))
 
 
+def wsnet() -> nn.Module:
+    """Windows of one long filter; a plane of windows, wrapped first; starts for every pair of blocks; transposed."""
+    out: dict[str, Any] = {"spatial_starts": "out", "index": "fixed"}
+    layers = [
+        EpitomeConv1d(96, 64, 9, stride=2, padding=4, epitome_shape=(1, 96, 40), **out),
+        nn.ReLU(),
+        nn.Unflatten(-1, (4, 4)),
+        EpitomeConv2d(64, 192, 3, padding=1, epitome_shape=(4, 16, 5, 4), **out),
+        EpitomeConv2d(192, 96, 3, epitome_shape=(2, 96, 4, 5), spatial_starts="grid", index="fixed"),
+        EpitomeConvTranspose2d(96, 192, 3, epitome_shape=(96, 4, 5, 4), **out),
+    ]
+    return scattered(nn.Sequential(nn.Flatten(1, 2), *layers))
+
+
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "mobilenetv2-0.18": mobilenet,
+    "wsnet": wsnet,
     "resnet18": torchvisions("resnet18"),
     "efficientnet_b0": torchvisions("efficientnet_b0"),
     "shufflenet_v2_x0_5": torchvisions("shufflenet_v2_x0_5"),
@@ -102,7 +117,18 @@ def test_executed_equals_the_operators_of_the_deployed_network(name: str) -> Non
     assert (count(model, example).madds < cost.madds) == ("folded" not in name)
 
 
-@pytest.mark.parametrize("name", ["mobilenetv2-0.18", "resnet18"])
+def test_the_windows_run_on_diagonals() -> None:
+    net: Any = epitorch.deploy(wsnet(), torch.randn(1, 3, 32, 32))
+    assert [layer.strategy for layer in net.deployment.layers] == [
+        "integral",
+        "wrapped_integral",
+        "integral",
+        "integral",
+    ]
+    assert all(layer.madds < layer.madds_dense for layer in net.deployment.layers)
+
+
+@pytest.mark.parametrize("name", ["mobilenetv2-0.18", "resnet18", "wsnet"])
 def test_a_deployed_network_counts_as_the_trained_one(name: str) -> None:
     model, example = BUILDERS[name](), torch.randn(2, 3, 32, 32)
     cost, deployed = count(model, example), count(epitorch.deploy(model, example), example)

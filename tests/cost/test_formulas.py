@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epitorch.cost import formulas
+from epitorch.cost import diagonals, formulas
+from epitorch.cost.diagonals import DiagonalLayout
 from epitorch.cost.formulas import (
     STRATEGIES,
     Geometry,
@@ -103,6 +105,67 @@ def test_groups_of_a_transposed_convolution() -> None:
     assert executed(spec, grouped, "wrapping") == Operations(8 * 4 * 4 * 3 * 10, 2 * 32 * 10)
 
 
+WSNET = EpitomeSpec.create((64, 8, 9), (1, 8, 40), spatial_starts="out")  # one long filter, 64 windows of it
+ROW = Geometry(in_positions=100, out_positions=46, read_positions=99, strided=True)
+
+
+def test_diagonals_by_hand() -> None:
+    products = 40 * 8 * 100
+    assert executed(WSNET, ROW, "diagonals") == Operations(products, 64 * (2 * 8 + 2) * 46)
+    map_ = (40 + 9 - 2) * 99
+    assert executed(WSNET, ROW, "integral") == Operations(products, 64 * (2 * 1 + 2) * 46 + map_)
+    whole = Interpolated(0, 0, axes=0)
+    assert executed(WSNET, ROW, "diagonals", whole).interpolation == 64 * 8 * 46
+    assert executed(WSNET, ROW, "integral", whole).interpolation == 64 * 1 * 46 + map_
+
+
+def test_diagonals_in_the_plane_by_hand() -> None:
+    spec = EpitomeSpec.create((32, 8, 3, 3), (8, 8, 5, 4), spatial_starts="out")
+    products, rows = 8 * 20 * 8 * 100, 4 * 8  # four blocks whose fractional channel starts read all 8 rows
+    taps = rows * (4 * 8 + 2 * 3) * 25 + 2 * 32 * 25
+    assert executed(spec, SQUARE, "diagonals") == Operations(products, taps)
+    entries = rows * (4 * 3 + 2 * 3) * 25 + 2 * 32 * 25
+    map_ = 8 * (6 * 4 + 7 * 5) * 100
+    assert executed(spec, SQUARE, "integral") == Operations(products, entries + map_)
+    some = Interpolated(8, 0, (True, False, False, False), axes=1)
+    assert executed(spec, SQUARE, "diagonals", some) == Operations(products, rows * (2 * 8 + 2) * 25 + 2 * 8 * 25)
+
+
+def test_wrapping_before_the_products_by_hand() -> None:
+    spec = EpitomeSpec.create((32, 8, 3, 3), (8, 4, 5, 4), spatial_starts="out")
+    plain, wrapped = executed(spec, SQUARE, "integral"), executed(spec, SQUARE, "wrapped_integral")
+    assert wrapped.multiply_adds * 2 == plain.multiply_adds
+    assert wrapped.interpolation == plain.interpolation + 2 * 8 * 100
+
+
+def test_a_map_for_every_input_block_by_hand() -> None:
+    spec = EpitomeSpec.create((6, 8, 3), (6, 4, 5), block_in=3, spatial_starts="grid")  # blocks of 3, 3 and 2
+    found = executed(spec, Geometry(10, 8, read_positions=10), "integral")
+    assert found == Operations(6 * 5 * 8 * 10, 3 * 6 * (5 + 3 - 2) * 10 + 6 * (3 * 4 + 2) * 8)
+
+
+def test_rows_that_a_fractional_block_reads() -> None:
+    spec = EpitomeSpec.create((20, 8, 3), (8, 8, 5), block_out=3, spatial_starts="out")
+    assert [DiagonalLayout(spec).rows_read(s, True) for s in DiagonalLayout(spec).segments()] == [4] * 6 + [3]
+    grouped = replace(spec, group_length=4)
+    assert [DiagonalLayout(grouped).rows_read(s, True) for s in DiagonalLayout(grouped).segments()] == [6] * 6 + [4]
+    assert {DiagonalLayout(spec).rows_read(s, False) for s in DiagonalLayout(spec).segments()} == {3, 2}
+
+
+def test_blocks_are_cut_where_a_group_ends() -> None:
+    spec = EpitomeSpec.create((12, 2, 3), (5, 2, 5), spatial_starts="out")
+    found = [(s.first_group, s.block, s.channel, s.length) for s in DiagonalLayout(spec, groups=2).segments()]
+    assert found == [(0, 0, 0, 5), (0, 1, 5, 1), (1, 1, 6, 4), (1, 2, 10, 2)]
+    transposed = EpitomeSpec.create((2, 12, 3), (2, 5, 5))
+    maps = DiagonalLayout(transposed, groups=2, transposed=True).maps()
+    assert [(m.first_group, m.block, m.column, m.length) for m in maps] == [
+        (0, 0, 0, 5),
+        (0, 1, 5, 1),
+        (1, 1, 0, 4),
+        (1, 2, 4, 2),
+    ]
+
+
 def test_interpolated_channels_of_a_cut_last_block() -> None:
     assert interpolated_channels(10, 4, [True, False, True]) == 4 + 2
     assert interpolated_channels(10, 4, [False, True, False]) == 4
@@ -137,6 +200,20 @@ REASONS = [
     (EpitomeSpec.create((64, 32), (64, 8)), PLAIN, "product_map", "axis not compressed"),
     (EpitomeSpec.create((64, 32), (80, 8)), PLAIN, "product_map", "axis not compressed"),
     (spec_of(spatial_starts="grid"), PLAIN, "folded", None),
+    (spec_of(), PLAIN, "integral", None),
+    (spec_of(spatial_starts="out"), PLAIN, "diagonals", None),
+    (spec_of(spatial_starts="grid"), PLAIN, "diagonals", None),
+    (spec_of(spatial_starts="out"), PLAIN, "wrapped_integral", None),
+    (spec_of(), PLAIN, "wrapped_integral", "spatial starts on input blocks"),
+    (spec_of(spatial_starts="grid"), PLAIN, "wrapped_diagonals", "spatial starts on pairs of blocks"),
+    (spec_of(channel_starts="grid"), PLAIN, "integral", "channel starts on pairs of blocks"),
+    (BOTH, PLAIN, "integral", "no spatial starts"),
+    (BOTH, replace(PLAIN, flattened=True), "integral", "flattened kernel mixes channels and space"),
+    (EpitomeSpec.create((64, 32), (16, 8)), PLAIN, "diagonals", "no spatial starts"),
+    (EpitomeSpec.create((64, 32, 3), (16, 8, 1)), PLAIN, "diagonals", None),
+    (spec_of(), replace(PLAIN, transposed=True), "integral", None),
+    (spec_of(), replace(PLAIN, transposed=True, strided=True), "integral", "stride of a transposed convolution"),
+    (spec_of(), replace(PLAIN, strided=True), "integral", None),
 ]
 
 
@@ -157,9 +234,9 @@ def test_every_reason_is_in_the_closed_list() -> None:
 
 
 def test_best_names_the_obstacle_of_a_folded_layer() -> None:
-    spec = EpitomeSpec.create((64, 8, 3, 3), (16, 8, 4, 4), block_in=4, spatial_starts="out")
+    spec = EpitomeSpec.create((64, 8, 3, 3), (16, 8, 4, 4), channel_starts="grid")
     choice = best(spec, SQUARE)
-    assert (choice.strategy, choice.reason) == ("folded", "spatial starts on output blocks")
+    assert (choice.strategy, choice.reason) == ("folded", "channel starts on pairs of blocks")
     assert ("wrapping", "axis not compressed") in choice.declined
 
 
@@ -205,8 +282,11 @@ def test_best_is_the_cheapest_that_applies(layer: tuple[EpitomeSpec, Geometry]) 
     assert costs["folded"] == dense_madds(spec, geometry)
 
 
-def test_formulas_need_no_torch() -> None:
-    tree = ast.parse(Path(formulas.__file__).read_text())
+@pytest.mark.parametrize(
+    "module, own", [(formulas, {"epitorch.spec", "epitorch.cost.diagonals"}), (diagonals, {"epitorch.spec"})]
+)
+def test_formulas_need_no_torch(module: ModuleType, own: set[str]) -> None:
+    tree = ast.parse(Path(str(module.__file__)).read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     assert {str(name).split(".")[0] for name in imported} <= {
@@ -217,4 +297,4 @@ def test_formulas_need_no_torch() -> None:
         "math",
         "typing",
     }
-    assert {name for name in imported if str(name).startswith("epitorch")} == {"epitorch.spec"}
+    assert {name for name in imported if str(name).startswith("epitorch")} == own

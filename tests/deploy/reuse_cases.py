@@ -73,7 +73,18 @@ def geometry(layer: EpitomeLayer, shape: tuple[int, ...], output: tuple[int, ...
         conv.groups,
         conv.transposed,
         conv.flatten_kernel,
+        positions_read(conv, output[2:]),
+        max(conv.stride) > 1,
     )
+
+
+def positions_read(conv: Any, sizes: tuple[int, ...]) -> int:
+    """Positions from the first tap of the first output to the last tap of the last one, over all axes."""
+    found = 1
+    for size, stride, dilation, kernel in zip(sizes, conv.stride, conv.dilation, conv.kernel_size, strict=True):
+        step = 1 if conv.transposed else stride
+        found *= len(range(1 + (size - 1) * step + (kernel - 1) * dilation))
+    return found
 
 
 @st.composite
@@ -83,7 +94,7 @@ def cases(draw: st.DrawFn, kind: str) -> Case:
     if kind == "Linear":
         sizes = (draw(st.integers(2, 14)), draw(st.integers(2, 14)))
         options = draw(epitome_options((sizes[1], sizes[0]), False)) | {"bias": draw(st.booleans())}
-        lead = draw(st.sampled_from([(2,), (2, 3)]))
+        lead = draw(st.sampled_from([(2,), (2, 3), (1,), (0, 3)]))
         return Case(kind, sizes, options, (*lead, sizes[0]), starts, seed)
     return draw(convolutions(kind, starts, seed))
 
@@ -97,25 +108,35 @@ def convolutions(draw: st.DrawFn, kind: str, starts: str, seed: int) -> Case:
     options: dict[str, Any] = {
         "groups": groups,
         "bias": draw(st.booleans()),
-        "dilation": draw(st.integers(1, 2)),
-        "stride": draw(st.integers(1, 2)),
-        "padding": draw(st.integers(0, 2)),
+        "dilation": draw(per_axis(dims, 1, 2)),
+        "stride": draw(st.sampled_from([1, 1, 1, 2]) if transposed else per_axis(dims, 1, 3)),
+        "padding": draw(per_axis(dims, 0, 2)),
     }
     if not transposed:
         options |= draw(padding_options(kernel, options["stride"]))
+    elif max(options["dilation"]) > 1 and options["stride"] == 1:
+        options["output_padding"] = tuple(draw(st.integers(0, d - 1)) for d in options["dilation"])
     storage = (per_group_out if transposed else groups * per_group_out, per_group_in, *kernel)
     semantic = (storage[0], groups * per_group_in, *kernel) if transposed else storage
     options |= draw(epitome_options(semantic, transposed))
     args = (groups * per_group_in, groups * per_group_out, kernel)
-    space = tuple(draw(st.integers(5, 6)) for _ in range(dims))
-    return Case(kind, args, options, (2, groups * per_group_in, *space), starts, seed)
+    space = tuple(draw(st.integers(5, 7)) for _ in range(dims))
+    batch = draw(st.sampled_from([2, 2, 2, 1, 0]))
+    return Case(kind, args, options, (batch, groups * per_group_in, *space), starts, seed)
 
 
 @st.composite
-def padding_options(draw: st.DrawFn, kernel: tuple[int, ...], stride: int) -> dict[str, Any]:
+def per_axis(draw: st.DrawFn, dims: int, least: int, most: int) -> tuple[int, ...]:
+    if draw(st.booleans()):
+        return (draw(st.integers(least, most)),) * dims
+    return tuple(draw(st.integers(least, most)) for _ in range(dims))
+
+
+@st.composite
+def padding_options(draw: st.DrawFn, kernel: tuple[int, ...], stride: tuple[int, ...]) -> dict[str, Any]:
     mode = draw(st.sampled_from(["zeros", "zeros", "reflect", "replicate", "circular"]))
     odd = all(k % 2 for k in kernel)  # torch warns of "same" with even kernels
-    if stride == 1 and odd and draw(st.booleans()):
+    if max(stride) == 1 and odd and draw(st.booleans()):
         return {"padding": draw(st.sampled_from(["same", "valid"])), "padding_mode": mode}
     return {"padding_mode": mode}
 
@@ -127,15 +148,16 @@ def epitome_options(draw: st.DrawFn, weight: tuple[int, ...], transposed: bool) 
     group = draw(st.sampled_from([1, 1, 2]))
     if flat:
         weight = (weight[0], torch.Size(weight[1:]).numel())
-    shares = (draw(st.sampled_from([1, 2, 2, 3, 4])) for _ in range(2))
-    out, in_ = (group * max(1, size // share // group) for size, share in zip(weight[:2], shares, strict=True))
-    window = [draw(st.sampled_from([k, k, k, k, 1, 4])) for k in weight[2:]]
+    shares = (draw(st.sampled_from([1, 2, 2, 3, 4, 0.7])) for _ in range(2))
+    out, in_ = (group * max(1, int(size / share) // group) for size, share in zip(weight[:2], shares, strict=True))
+    window = [draw(st.sampled_from([k, k, k, 1, 2, 4, 5])) for k in weight[2:]]
     shape = (in_, out, *window) if transposed else (out, in_, *window)
     return {
         "epitome_shape": shape,
-        "block_out": draw(st.sampled_from([None, None, max(1, out // 2)])),
-        "block_in": draw(st.sampled_from([None, None, max(1, in_ // 2)])),
+        "block_out": draw(st.sampled_from([None, None, max(1, out // 2), max(1, out - 1)])),
+        "block_in": draw(st.sampled_from([None, None, max(1, in_ // 2), max(1, in_ - 1)])),
         "spatial_starts": draw(st.sampled_from(["in", "in", "out", "grid"])),
+        "spatial_shift": draw(st.sampled_from([False] * 3 + [True])),
         "channel_starts": draw(st.sampled_from(["separable"] * 9 + ["grid"])),
         "group_length": group,
         "flatten_kernel": flat,

@@ -17,11 +17,13 @@ from reuse_cases import KINDS, Case, cases, geometry
 from torch import Tensor, nn
 
 import reference
+from epitorch.conversion import convert_
 from epitorch.cost.analysis import interpolated_of
-from epitorch.cost.formulas import STRATEGIES, executed, why_not
+from epitorch.cost.formulas import STRATEGIES, Geometry, executed, why_not
 from epitorch.deploy.reuse import ReuseLayer, ReuseStrategy, reuse_layer
-from epitorch.errors import StartsError
+from epitorch.errors import InputError, ShapeError, StartsError
 from epitorch.nn import EpitomeConv2d, EpitomeConvTranspose2d, EpitomeLayer, EpitomeLinear
+from epitorch.plans import LayerPlan, Plan
 from operator_count import Operators, Sizes
 
 
@@ -32,6 +34,8 @@ def made(layer: EpitomeLayer, strategy: Any) -> ReuseLayer:
 def difference(expected: Tensor, got: Tensor) -> float:
     expected, got = expected.detach(), got.detach()
     assert expected.shape == got.shape
+    if expected.numel() == 0:
+        return 0.0
     return float((expected - got).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
@@ -44,16 +48,37 @@ def test_equals_the_trained_layer_and_executes_what_the_formulas_say(kind: str, 
     with torch.no_grad():
         expected = layer(x)
     where = geometry(layer, case.shape, tuple(expected.shape))
-    for strategy in STRATEGIES[:-1]:
-        if why_not(layer.spec, where, strategy) is not None:
-            continue
+    for strategy in applicable(layer, where):
         net = made(layer, strategy)
         with torch.no_grad(), Operators() as operators:
             got = net(x)
         assert difference(expected, got) < 1e-12, strategy
         cost = executed(layer.spec, where, strategy, interpolated_of(layer))
-        assert operators.multiply_adds == 2 * cost.multiply_adds, strategy
-        assert operators.interpolation == 2 * cost.interpolation, strategy
+        assert operators.multiply_adds == case.shape[0] * cost.multiply_adds, strategy
+        assert operators.interpolation == case.shape[0] * cost.interpolation, strategy
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(st.data())
+def test_equals_the_trained_layer_in_float32(kind: str, data: st.DataObject) -> None:
+    case = data.draw(cases(kind))
+    layer, x = case.layer(torch.float32), case.input(torch.float32)
+    with torch.no_grad():
+        expected = layer(x)
+        for strategy in applicable(layer, geometry(layer, case.shape, tuple(expected.shape))):
+            assert difference(expected, made(layer, strategy)(x)) < 1e-5, strategy
+
+
+def applicable(layer: EpitomeLayer, where: Geometry) -> list[Any]:
+    """Strategies that apply; the others are declined by name."""
+    found = [strategy for strategy in STRATEGIES[:-1] if why_not(layer.spec, where, strategy) is None]
+    for strategy in set(STRATEGIES[:-1]) - set(found):
+        with pytest.raises(
+            InputError, match=f"{strategy}.* does not apply(.|\n)*{why_not(layer.spec, where, strategy)}"
+        ):
+            made(layer, strategy)
+    return found
 
 
 GRID = [
@@ -77,6 +102,22 @@ GRID = [
         5,
     ),
     Case("Linear", (17, 20), {"epitome_shape": (8, 6), "group_length": 2}, (3, 17), "fractional", 6),
+    Case(
+        "Conv1d",
+        (4, 12, 4),
+        {"epitome_shape": (1, 4, 15), "spatial_starts": "out", "stride": 2},
+        (2, 4, 9),
+        "fractional",
+        10,
+    ),
+    Case(
+        "Conv2d",
+        (4, 8, 3),
+        {"epitome_shape": (3, 2, 5, 4), "spatial_starts": "grid", "block_in": 1, "groups": 2, "padding": 1},
+        (1, 4, 5, 4),
+        "mixed",
+        11,
+    ),
     Case("Conv2d", (3, 12, 3), {"padding": 1, "epitome_shape": (4, 3, 4, 5)}, (1, 3, 5, 5), "fractional", 9),
 ]
 
@@ -115,9 +156,9 @@ def test_equals_literal_loops(case: Case) -> None:
     layer = case.layer()
     expected = slow_output(layer, case)
     where = geometry(layer, case.shape, tuple(expected.shape))
-    applicable = [s for s in STRATEGIES[:-1] if why_not(layer.spec, where, s) is None]
-    assert applicable
-    for strategy in applicable:
+    strategies = applicable(layer, where)
+    assert strategies
+    for strategy in strategies:
         net = made(layer, strategy)
         assert difference(expected, net(case.input())) < 1e-12
         with torch.no_grad():  # negative control
@@ -130,6 +171,10 @@ LAYERS = {
     "product_map": EpitomeConv2d(32, 64, 3, padding=1, epitome_shape=(16, 32, 3, 3)),
     "wrapping": EpitomeConv2d(64, 32, 3, padding=1, epitome_shape=(32, 16, 3, 3)),
     "both": EpitomeConv2d(64, 64, 3, padding=1, epitome_shape=(16, 16, 3, 3)),
+    "diagonals": EpitomeConv2d(32, 64, 3, padding=1, epitome_shape=(8, 32, 4, 4), spatial_starts="out"),
+    "integral": EpitomeConv2d(32, 64, 3, padding=1, epitome_shape=(8, 32, 4, 4), spatial_starts="out"),
+    "wrapped_diagonals": EpitomeConv2d(32, 64, 3, padding=1, epitome_shape=(8, 16, 4, 5), spatial_starts="out"),
+    "wrapped_integral": EpitomeConv2d(32, 64, 3, padding=1, epitome_shape=(8, 16, 4, 5), spatial_starts="out"),
 }
 
 
@@ -209,13 +254,52 @@ def test_copies(copier: Any) -> None:
     torch.save(net, io.BytesIO())
 
 
-@pytest.mark.parametrize("case, strategy", [(GRID[0], "product_map"), (GRID[1], "wrapping"), (GRID[5], "both")])
+@pytest.mark.parametrize(
+    "case, strategy",
+    [(GRID[0], "product_map"), (GRID[1], "wrapping"), (GRID[5], "both"), (GRID[6], "diagonals"), (GRID[6], "integral")],
+)
 def test_exports(case: Case, strategy: ReuseStrategy) -> None:
     net, x = made(case.layer(), strategy), case.input()
     program = torch.export.export(net, (x,))
     torch.testing.assert_close(program.module()(x), net(x))
     kernel_size = net.spec.num_weight
     assert all(value.numel() < kernel_size for value in program.state_dict.values())
+
+
+@pytest.mark.parametrize("strategy", ["diagonals", "integral"])
+def test_output_size_on_diagonals(strategy: ReuseStrategy) -> None:
+    options: dict[str, Any] = {"dilation": 2, "spatial_starts": "out", "epitome_shape": (6, 4, 4, 5)}
+    layer = EpitomeConvTranspose2d(6, 12, 3, padding=1, **options).double().eval()
+    net, x = made(layer, strategy), torch.randn(2, 6, 4, 5, dtype=torch.float64)
+    for size in ([6, 7], [7, 7], (2, 12, 7, 8)):
+        assert difference(layer(x, output_size=size), net(x, output_size=size)) < 1e-12
+    with pytest.raises(ShapeError, match="output_size"):
+        net(x, output_size=[30, 30])
+
+
+@pytest.mark.parametrize("shape", [(2, 33, 5, 5), (2, 32, 5), (32, 1, 5), (2, 32, 5, 0)])
+def test_an_input_that_does_not_fit_the_diagonals(shape: tuple[int, ...]) -> None:
+    layer = EpitomeConv2d(32, 16, 3, epitome_shape=(8, 32, 4, 4), spatial_starts="in", block_in=8)
+    with pytest.raises(ShapeError, match=r"32 channels, and space for a kernel of \(3, 3\)"):
+        reuse_layer(layer, "diagonals")(torch.zeros(shape))
+
+
+def test_a_strategy_that_is_not_known() -> None:
+    layer: Any = LAYERS["diagonals"]
+    for strategy in ("integrals", "folded"):
+        with pytest.raises(InputError, match=f"strategy is not known(.|\\n)*{strategy}"):
+            reuse_layer(layer, strategy)  # type: ignore[arg-type]
+
+
+def test_a_layer_with_a_forward_of_its_own() -> None:
+    class Scaled(nn.Conv2d):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    model = nn.Sequential(Scaled(8, 16, 3))
+    convert_(model, Plan({"0": LayerPlan((4, 8, 3, 3))}))
+    with pytest.raises(InputError, match=r"only the folded layer(.|\n)*a forward of its own"):
+        reuse_layer(model[0], "product_map")  # type: ignore[arg-type]
 
 
 def test_output_size_of_a_transposed_convolution() -> None:
@@ -254,9 +338,10 @@ def test_autocast_and_bfloat16(strategy: ReuseStrategy) -> None:
     assert {value.dtype for value in starts.values()} == {torch.float32}
 
 
-def test_gradients_reach_the_input() -> None:
-    layer = EpitomeLinear(12, 20, epitome_shape=(6, 4), index="fixed").double().eval()
-    net, x = made(layer, "both"), torch.randn(3, 12, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("case, strategy", [(GRID[5], "both"), (GRID[6], "diagonals"), (GRID[7], "integral")])
+def test_gradients_reach_the_input(case: Case, strategy: ReuseStrategy) -> None:
+    layer, x = case.layer(), case.input().requires_grad_()
+    net = made(layer, strategy)
     (expected,) = torch.autograd.grad(layer(x).square().sum(), x)
     (got,) = torch.autograd.grad(net(x).square().sum(), x)
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)

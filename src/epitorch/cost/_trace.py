@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, is_dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -27,7 +28,12 @@ _VECTOR_PRODUCTS = {
     "aten.vdot": 0,
 }  # argument with one MAdd an element
 _ATTENTION = ("aten._scaled_dot_product_flash_attention_for_cpu",)  # torch has formulas for the CUDA ones only
-_MIXING = {"aten.lerp.Scalar": 2, "aten.add_.Tensor": 1}  # of a deployed reuse layer, per element of the result
+_MIXING = {  # of a deployed layer, per element of the result
+    "aten.lerp.Scalar": 2,
+    "aten.lerp.Tensor": 2,
+    "aten.add_.Tensor": 1,
+    "aten.sub_.Tensor": 1,
+}
 _TORCHS_OWN = (
     "aten",
     "prim",
@@ -64,6 +70,7 @@ class Calls:
     count: int = 0
     in_positions: int = 0
     out_positions: int = 0
+    read_positions: int = 0  # of the padded input, from the first to the last that the outputs read
     observed: int = 0  # multiply-adds that torch's operators did inside
 
 
@@ -194,6 +201,7 @@ class _Watch(TorchDispatchMode):
         calls.count += 1
         calls.in_positions += source.numel() // sizes[0]
         calls.out_positions += output.numel() // sizes[1]
+        calls.read_positions += _read_positions(module, output)
         single = not is_linear(module) and source.dim() == len(module.kernel_size) + 1
         self.unbatched |= single and source.dim() == self.example_dims  # else a loop over the batch
 
@@ -219,6 +227,16 @@ class _Watch(TorchDispatchMode):
 def is_linear(module: nn.Module) -> bool:
     """Dense or epitome linear layer."""
     return isinstance(module, nn.Linear | EpitomeLinear)
+
+
+def _read_positions(module: Any, output: Tensor) -> int:
+    """Samples times positions of the padded input that the outputs span, at stride 1."""
+    if is_linear(module):
+        return output.numel() // module.out_features
+    stride = (1,) * len(module.kernel_size) if module.transposed else module.stride
+    axes = zip(output.shape[-len(stride) :], stride, module.dilation, module.kernel_size, strict=True)
+    space = prod(max(0, (n - 1) * s + d * (k - 1) + 1) for n, s, d, k in axes)
+    return space * prod(output.shape[: -1 - len(stride)])
 
 
 def channel_sizes(module: Any) -> tuple[int, int]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
+from epitorch.cost._between import interpolated_by, interpolated_of
 from epitorch.cost._table import aligned, table
 from epitorch.cost._trace import (
     Calls,
@@ -24,18 +25,17 @@ from epitorch.cost.formulas import (
     KINDS,
     Choice,
     Geometry,
-    Interpolated,
     Kind,
+    Reason,
+    Strategy,
     best,
     dense_madds,
     executed,
-    interpolated_channels,
     paper_madds,
+    why_not,
 )
 from epitorch.errors import check_is_model
-from epitorch.functional import split_starts
 from epitorch.nn import AdaptedLayer, EpitomeLayer
-from epitorch.spec import Axis, EpitomeSpec
 
 __all__ = [
     "BEYOND_THE_LAYER",
@@ -47,6 +47,7 @@ __all__ = [
     "cheapest",
     "cost_of",
     "count",
+    "declined_by",
     "geometry_of",
     "interpolated_by",
     "interpolated_of",
@@ -247,27 +248,32 @@ def cost_of(watched: nn.Module, record: Trace) -> Cost:
 
 def geometry_of(calls: Calls, record: Trace) -> Geometry:
     """Positions per sample and kind of a counted layer."""
-    module: Any = calls.module
-    return Geometry(
-        record.per_sample(calls.in_positions),
-        record.per_sample(calls.out_positions),
-        1 if is_linear(module) else module.groups,
-        not is_linear(module) and module.transposed,
-        isinstance(module, EpitomeLayer) and module.flatten_kernel,
+    return replace(
+        _geometry(calls.module),
+        in_positions=record.per_sample(calls.in_positions),
+        out_positions=record.per_sample(calls.out_positions),
+        read_positions=record.per_sample(calls.read_positions),
     )
 
 
-def interpolated_of(layer: EpitomeLayer) -> Interpolated:
-    """Channels whose start lies between two positions, from the routing map."""
-    spec = layer.spec
-    if spec.channel_starts == "grid":
-        return Interpolated(0, 0)  # always folded
-    return interpolated_by(spec, layer.starts())
+def _geometry(module: Any) -> Geometry:
+    """What does not depend on the input."""
+    convolution = not is_linear(module)
+    return Geometry(
+        0,
+        0,
+        module.groups if convolution else 1,
+        convolution and module.transposed,
+        isinstance(module, EpitomeLayer) and module.flatten_kernel,
+        strided=convolution and max(module.stride) > 1,
+    )
 
 
-def interpolated_by(spec: EpitomeSpec, starts: dict[Axis, Tensor]) -> Interpolated:
-    """Channels whose start lies between two positions, for the given starts."""
-    return Interpolated(_between(spec, starts, "out"), _between(spec, starts, "in"))
+def declined_by(layer: EpitomeLayer, strategy: Strategy) -> Reason | None:
+    """Why a strategy does not apply to a layer, whatever its input; None if it does."""
+    if isinstance(layer, AdaptedLayer) and strategy != "folded":
+        return "a forward of its own"
+    return why_not(layer.spec, _geometry(layer), strategy)
 
 
 def cheapest(layer: EpitomeLayer, geometry: Geometry) -> Choice:
@@ -275,16 +281,6 @@ def cheapest(layer: EpitomeLayer, geometry: Geometry) -> Choice:
     if isinstance(layer, AdaptedLayer):  # what its forward does with the weight is not known
         return Choice("folded", executed(layer.spec, geometry, "folded"), "a forward of its own", ())
     return best(layer.spec, geometry, interpolated_of(layer))
-
-
-def _between(spec: EpitomeSpec, starts: dict[Axis, Tensor], axis: Axis) -> int:
-    dim, block = (0, spec.block_out) if axis == "out" else (1, spec.block_in)
-    if axis not in starts:
-        return 0
-    if starts[axis].is_meta:
-        return spec.weight_shape[dim]
-    fraction = split_starts(starts[axis].detach(), spec.epitome_shape[dim], spec.group_length).fraction
-    return interpolated_channels(spec.weight_shape[dim], block, (fraction != 0).tolist())
 
 
 def _ids(parameters: Iterable[Tensor]) -> dict[int, int]:

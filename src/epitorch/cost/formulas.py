@@ -15,10 +15,39 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, NamedTuple
 
+from epitorch.cost.diagonals import DiagonalLayout, map_additions, map_rows, response_total
 from epitorch.spec import EpitomeSpec
 
-Strategy = Literal["product_map", "wrapping", "both", "folded"]
-STRATEGIES: tuple[Strategy, ...] = ("product_map", "wrapping", "both", "folded")
+Strategy = Literal[
+    "product_map",
+    "wrapping",
+    "both",
+    "diagonals",
+    "integral",
+    "wrapped_diagonals",
+    "wrapped_integral",
+    "folded",
+]
+STRATEGIES: tuple[Strategy, ...] = (
+    "product_map",
+    "wrapping",
+    "both",
+    "diagonals",
+    "integral",
+    "wrapped_diagonals",
+    "wrapped_integral",
+    "folded",
+)
+"""A closed list, in the order of preference where operations are equal; folding stands last.
+
+The two ending in "diagonals" and "integral" make product positions and sum them along diagonals, tap by tap or by
+the integral map; "wrapped" ones wrap the input channels first.
+"""
+
+ON_DIAGONALS: frozenset[Strategy] = frozenset({"diagonals", "integral", "wrapped_diagonals", "wrapped_integral"})
+INTEGRAL: frozenset[Strategy] = frozenset({"integral", "wrapped_integral"})
+WRAPPED: frozenset[Strategy] = frozenset({"wrapping", "both", "wrapped_diagonals", "wrapped_integral"})
+EXPANDED: frozenset[Strategy] = frozenset({"product_map", "both"})
 
 Kind = Literal["convolution", "linear", "matrix product", "attention", "interpolation"]
 KINDS: tuple[Kind, ...] = ("convolution", "linear", "matrix product", "attention", "interpolation")
@@ -34,11 +63,16 @@ Reason = Literal[
     "spatial starts on pairs of blocks",
     "channel starts on pairs of blocks",
     "flattened kernel mixes channels and space",
+    "no spatial starts",
+    "stride of a transposed convolution",
     "no saving",
     "not run by the example input",
     "a forward of its own",
 ]
 """Why a layer runs as it does, or why a strategy was declined. A closed list."""
+
+NO_NEED: frozenset[Reason] = frozenset({"axis not compressed", "no spatial starts"})
+"""Reasons that name no obstacle: there is nothing to reuse."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +85,9 @@ class Geometry:
         groups: Groups of the convolution.
         transposed: The layer is a transposed convolution.
         flattened: The weight is generated as a matrix (`flatten_kernel`).
+        read_positions: Positions of the padded input from the first to the last that the outputs read, at stride 1;
+            None: as many as the input has.
+        strided: A stride is above 1.
     """
 
     in_positions: int
@@ -58,6 +95,8 @@ class Geometry:
     groups: int = 1
     transposed: bool = False
     flattened: bool = False
+    read_positions: int | None = None
+    strided: bool = False
 
     @property
     def kernel_positions(self) -> int:
@@ -94,10 +133,19 @@ class Operations:
 
 
 class Interpolated(NamedTuple):
-    """Channels of the weight whose start lies between two positions; the others are copied or added."""
+    """What lies between two positions; the rest is copied or added.
+
+    Args:
+        out_channels: Channels of the weight's filter axis whose start does.
+        in_channels: The same of its input axis.
+        out_blocks: By output block, whether its channel start does; empty: all.
+        axes: Spatial axes on which any start does; None: all that have starts.
+    """
 
     out_channels: int
     in_channels: int
+    out_blocks: tuple[bool, ...] = ()
+    axes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -184,24 +232,58 @@ def executed(
     that each input channel is added to two epitome channels with their shares (2 multiply-adds) or to one (1
     addition).
 
+    Diagonals and integral map multiply every input position with every position of the epitome's window, and read
+    sums at the output positions (`cost.diagonals`); then each output channel is a lerp of two rows.
+
     Args:
         spec: The shapes.
         geometry: Positions, groups and kind of layer.
         strategy: One of `STRATEGIES`; it is not checked here that it applies (`why_not`).
-        interpolated: Channels with fractional starts; default all.
+        interpolated: What has fractional starts; default all.
     """
     between = all_interpolated(spec) if interpolated is None else interpolated
+    if strategy in ON_DIAGONALS:
+        return _on_diagonals(spec, geometry, strategy, between)
     (out, in_), (filters, inputs) = spec.weight_shape[:2], spec.epitome_shape[:2]
     taps = prod(spec.weight_shape[2:])
     interpolation = 0
-    if strategy in ("product_map", "both"):
+    if strategy in EXPANDED:
         out = filters * geometry.in_repeats
-        interpolation += 2 * between.out_channels * geometry.out_repeats * geometry.out_positions
-    if strategy in ("wrapping", "both"):
-        additions = spec.weight_shape[1] + between.in_channels
+        interpolation += _expansion(geometry, between)
+    if strategy in WRAPPED:
         in_ = inputs * geometry.out_repeats
-        interpolation += additions * geometry.in_repeats * geometry.in_positions
+        interpolation += _wrapping(spec, geometry, between)
     return Operations(out * in_ * taps * geometry.kernel_positions, interpolation)
+
+
+def _expansion(geometry: Geometry, between: Interpolated) -> int:
+    return 2 * between.out_channels * geometry.out_repeats * geometry.out_positions
+
+
+def _wrapping(spec: EpitomeSpec, geometry: Geometry, between: Interpolated) -> int:
+    return (spec.weight_shape[1] + between.in_channels) * geometry.in_repeats * geometry.in_positions
+
+
+def _on_diagonals(spec: EpitomeSpec, geometry: Geometry, strategy: Strategy, between: Interpolated) -> Operations:
+    wrapped, integral = strategy in WRAPPED, strategy in INTEGRAL
+    layout = DiagonalLayout(spec, geometry.groups, geometry.transposed, wrapped)
+    rows = layout.rows_per_group * geometry.groups
+    products = rows * layout.inputs_per_group * prod(spec.window) * geometry.in_positions
+    out_blocks = between.out_blocks or (spec.has_out_starts,) * spec.num_out_blocks
+    axes = len(spec.spatial_axes) if between.axes is None else between.axes
+    interpolation = response_total(layout, integral, out_blocks, axes) * geometry.out_positions
+    interpolation += _expansion(geometry, between)
+    if integral:
+        read = geometry.in_positions if geometry.read_positions is None else geometry.read_positions
+        interpolation += map_rows(layout) * map_additions(spec.kernel, spec.window) * read
+    if wrapped:
+        interpolation += _wrapping(spec, geometry, between)
+    return Operations(products, interpolation)
+
+
+def _owners(spec: EpitomeSpec) -> int:
+    """Blocks, or pairs of blocks, with spatial starts of their own; 1 where there are none or one for all."""
+    return prod(spec.start_shapes.get("spatial", (1,))[:-1])
 
 
 def why_not(spec: EpitomeSpec, geometry: Geometry, strategy: Strategy) -> Reason | None:
@@ -210,6 +292,9 @@ def why_not(spec: EpitomeSpec, geometry: Geometry, strategy: Strategy) -> Reason
         return None
     if strategy == "both":
         return why_not(spec, geometry, "product_map") or why_not(spec, geometry, "wrapping")
+    if strategy in ON_DIAGONALS:
+        hindered = _diagonal_obstacle(spec, geometry)
+        return hindered or (why_not(spec, geometry, "wrapping") if strategy in WRAPPED else None)
     axis, repeats = (0, geometry.in_repeats) if strategy == "product_map" else (1, geometry.out_repeats)
     if spec.epitome_shape[axis] >= spec.weight_shape[axis]:
         return "axis not compressed"
@@ -224,14 +309,24 @@ def why_not(spec: EpitomeSpec, geometry: Geometry, strategy: Strategy) -> Reason
 
 def _spatial_obstacle(spec: EpitomeSpec, strategy: Strategy) -> Reason | None:
     """Spatial starts hinder an axis if they differ between its blocks."""
-    owners = spec.start_shapes.get("spatial", (1,))[:-1]
-    if prod(owners) == 1:
+    if _owners(spec) == 1:
         return None
     if spec.spatial_starts == "grid":
         return "spatial starts on pairs of blocks"
     if spec.spatial_starts == "out":
         return "spatial starts on output blocks" if strategy == "product_map" else None
     return "spatial starts on input blocks" if strategy == "wrapping" else None
+
+
+def _diagonal_obstacle(spec: EpitomeSpec, geometry: Geometry) -> Reason | None:
+    """Without spatial starts there is nothing to share along space, unless the window has another size."""
+    if geometry.flattened:
+        return "flattened kernel mixes channels and space"
+    if not spec.spatial_axes and spec.kernel == spec.window:
+        return "no spatial starts"
+    if spec.channel_starts == "grid":
+        return "channel starts on pairs of blocks"
+    return "stride of a transposed convolution" if geometry.transposed and geometry.strided else None
 
 
 def best(spec: EpitomeSpec, geometry: Geometry, interpolated: Interpolated | None = None) -> Choice:
@@ -255,6 +350,6 @@ def best(spec: EpitomeSpec, geometry: Geometry, interpolated: Interpolated | Non
 
 
 def _main_reason(reasons: list[Reason]) -> Reason:
-    """An axis that is not compressed explains little as long as the other axis has an obstacle of its own."""
-    obstacles = [reason for reason in reasons if reason != "axis not compressed"]
+    """An axis that needs no reuse explains little as long as another has an obstacle of its own."""
+    obstacles = [reason for reason in reasons if reason not in NO_NEED]
     return obstacles[0] if obstacles else "axis not compressed"

@@ -27,8 +27,8 @@ def deploy(model: nn.Module, example_input: Tensor | tuple[Any, ...], strategy: 
     """Make a module for inference without learners that computes what `model` computes in eval mode.
 
     "dense" folds every epitome into a plain torch layer. "reuse" runs each layer by product map, channel
-    wrapping or both (method section 5), whichever executes the fewest operations on the example, and never
-    makes the dense weight; a layer to which no reuse applies, or that saves nothing, is folded and listed. In
+    wrapping or sums along diagonals (method section 5), whichever executes the fewest operations on the example, and
+    never makes the dense weight; a layer to which no reuse applies, or that saves nothing, is folded and listed. In
     the end both models run on the example and must agree; where float32 differs by more than rounding usually does,
     because the model amplifies it, they must agree in float64.
 

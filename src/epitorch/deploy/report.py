@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from epitorch.cost.analysis import aligned
-from epitorch.cost.formulas import Reason, Strategy
+from epitorch.cost.formulas import NO_NEED, Reason, Strategy
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class LayerDeployment:
     Args:
         name: Qualified name.
         kind: Class of the trained layer.
-        strategy: `product_map`, `wrapping`, `both` or `folded` into a plain layer.
+        strategy: From a closed list (`epitorch.cost.Strategy`); `folded` is a plain layer.
         reason: Why; from a closed list (`epitorch.cost.Reason`).
         declined: Strategies that do not apply, each with its reason.
         madds: Operations that it executes per sample of the example, interpolation included.
@@ -72,6 +72,7 @@ def _shown(layer: LayerDeployment) -> tuple[str, ...]:
 
 
 def _listed(declined: Iterable[tuple[Strategy, Reason]]) -> str:
-    """Obstacles only: an axis that is not compressed needs no reuse, and `both` fails where one part does."""
-    single = [entry for entry in declined if entry[0] != "both" and entry[1] != "axis not compressed"]
+    """Obstacles only; a strategy made of two parts fails where one part does."""
+    parts = ("product_map", "wrapping", "integral")  # tap by tap fails where the integral map does
+    single = [entry for entry in declined if entry[0] in parts and entry[1] not in NO_NEED]
     return "; ".join(f"{strategy}: {reason}" for strategy, reason in single)

@@ -1,4 +1,4 @@
-"""Layers that run on the epitome itself, by product map and channel wrapping (method section 5)."""
+"""Layers that run on the epitome itself, by any exact strategy of method section 5 (`epitorch.cost.Strategy`)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from epitorch.deploy._mixing import Runs, channel_runs, expand_channels, wrap_channels
+from epitorch.cost.analysis import declined_by
+from epitorch.cost.diagonals import DiagonalLayout
+from epitorch.cost.formulas import EXPANDED, INTEGRAL, ON_DIAGONALS, STRATEGIES, WRAPPED, Strategy
+from epitorch.deploy._mixing import Run, Runs, channel_runs, expand_channels, wrap_channels
+from epitorch.deploy.diagonals import Entries, Products, beginnings, entries_of, product_kernel, reach_of, reads_of
+from epitorch.errors import InputError, explain, suggest
 from epitorch.functional import sample_weight
 from epitorch.nn import EpitomeLayer, EpitomeLinear, check_finite
 from epitorch.nn._padding import amounts_before_and_after, output_padding
 from epitorch.spec import Axis, EpitomeSpec, semantic_order
 
-ReuseStrategy = Literal["product_map", "wrapping", "both"]
+ReuseStrategy = Literal[
+    "product_map", "wrapping", "both", "diagonals", "integral", "wrapped_diagonals", "wrapped_integral"
+]
 
 _CONV = (F.conv1d, F.conv2d, F.conv3d)
 _CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -96,11 +103,11 @@ class ReuseLayer(nn.Module):
 
     @property
     def _reuses_filters(self) -> bool:
-        return self.strategy in ("product_map", "both")
+        return self.strategy in EXPANDED
 
     @property
     def _wraps_inputs(self) -> bool:
-        return self.strategy in ("wrapping", "both")
+        return self.strategy in WRAPPED
 
     @property
     def _convolution_bias(self) -> Tensor | None:
@@ -115,7 +122,9 @@ class ReuseLayer(nn.Module):
     def _expanded(self, product_map: Tensor) -> Tensor:
         if not self._reuses_filters:
             return product_map
-        output = expand_channels(product_map, self._expand, self.channel_dim)
+        return self._biased(expand_channels(product_map, self._expand, self.channel_dim))
+
+    def _biased(self, output: Tensor) -> Tensor:
         if self.bias is None:
             return output
         return output + self.bias.view(-1, *[1] * (-1 - self.channel_dim)).to(output.dtype)
@@ -260,8 +269,113 @@ class ReuseConvTranspose(_ReuseConvNd):
         return convolve(input, self._weight, bias, self.stride, self.padding, extra or 0, self.groups, self.dilation)
 
 
+class ReuseDiagonals(_ReuseConvNd):
+    """An epitome convolution by product positions and sums along diagonals, 1-D to 3-D.
+
+    `kernel` is the epitome with its window unrolled, shape (groups * rows * prod(L), inputs per group).
+    """
+
+    index: Tensor
+    shares: Tensor
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Make the kernel, the rows and the beginnings of the diagonals anew."""
+        layout = DiagonalLayout(self.spec, self.groups, self.transposed, self._wraps_inputs)
+        epitome = self.epitome.transpose(0, 1) if self.transposed else self.epitome
+        starts = {axis: value.to(epitome.device) for axis, value in self._starts.items()}
+        self.kernel = product_kernel(epitome, starts, layout)
+        self._wrap = self._runs("in") if self._wraps_inputs else ()
+        self._expand = self._runs("out") if layout.compressed else (Run(0, 0, 0, self.out_channels, 0.0),)
+        self._layout, reads = layout, reads_of(layout, self._expand)
+        self._expand = reads.runs
+        entries = entries_of(reads, beginnings(layout, self._starts), self._integral)
+        self._widths = entries.widths
+        self.register_buffer("index", entries.index.to(epitome.device), persistent=False)
+        shares = entries.shares.to(epitome.device, torch.promote_types(epitome.dtype, torch.float32))
+        self.register_buffer("shares", shares, persistent=False)
+
+    @property
+    def _integral(self) -> bool:
+        return self.strategy in INTEGRAL
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Apply the layer; shapes as the trained layer's."""
+        padding = amounts_before_and_after(self.padding, self.kernel_size, self.dilation)
+        return self._respond(input, padding)
+
+    def _respond(self, input: Tensor, padding: list[int]) -> Tensor:
+        reach = reach_of(self, input, padding)
+        features = self._wrapped(input if input.dim() > len(self.kernel_size) + 1 else input.unsqueeze(0))
+        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+        products = Products(self._layout, reach, tuple(padding), mode, self._integral)
+        found = products.responses(features, self._weight, Entries(self.index, self.shares, self._widths))
+        output = self._biased(expand_channels(found, self._expand, self.channel_dim))
+        return output if input.dim() == output.dim() else output.squeeze(0)
+
+
+class ReuseDiagonalsTranspose(ReuseDiagonals):
+    """An epitome transposed convolution of stride 1 by product positions and sums along diagonals, 1-D to 3-D."""
+
+    transposed = True
+
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        """Apply the layer; `output_size` as in torch."""
+        where = type(self).__name__
+        extra = self.output_padding if output_size is None else output_padding(self, input, output_size, where)
+        amounts: list[int] = []
+        for k in reversed(range(len(self.kernel_size))):
+            before = self.dilation[k] * (self.kernel_size[k] - 1) - self.padding[k]  # type: ignore[operator]
+            amounts += [before, before + extra[k]]
+        return self._respond(input, amounts)
+
+
 def reuse_layer(layer: EpitomeLayer, strategy: ReuseStrategy) -> ReuseLayer:
-    """Make the module that runs `layer` under a strategy that applies to it (`cost.formulas.why_not`)."""
+    """Make the module that runs `layer` under one strategy.
+
+    Args:
+        layer: The trained layer; its tensors are taken, not copied.
+        strategy: Any but "folded", which is `layer.to_dense()`.
+
+    Raises:
+        InputError: If the strategy does not apply to the layer, with the reason (`epitorch.cost.Reason`).
+        StartsError: If a start is not finite.
+
+    Example:
+        >>> from epitorch.nn import EpitomeConv1d
+        >>> layer = EpitomeConv1d(4, 8, 3, epitome_shape=(4, 4, 9), spatial_starts="out")
+        >>> reuse_layer(layer, "integral")(torch.zeros(1, 4, 16)).shape
+        torch.Size([1, 8, 14])
+    """
+    _check_applies(layer, strategy)
     if isinstance(layer, EpitomeLinear):
         return ReuseLinear(layer, strategy).eval()
-    return (ReuseConvTranspose if layer.transposed else ReuseConv)(layer, strategy).eval()
+    transposed: bool = layer.transposed
+    if strategy in ON_DIAGONALS:
+        return (ReuseDiagonalsTranspose if transposed else ReuseDiagonals)(layer, strategy).eval()
+    return (ReuseConvTranspose if transposed else ReuseConv)(layer, strategy).eval()
+
+
+def _check_applies(layer: EpitomeLayer, strategy: Strategy) -> None:
+    known = [name for name in STRATEGIES if name != "folded"]
+    if strategy not in known:
+        raise InputError(
+            explain(
+                "strategy is not known",
+                expected=" | ".join(known),
+                got=f"{strategy!r}{suggest(str(strategy), list(known))}",
+                fix="a folded layer is layer.to_dense()",
+            )
+        )
+    reason = declined_by(layer, strategy)
+    if reason is not None:
+        others = ", ".join(name for name in known if declined_by(layer, name) is None)
+        raise InputError(
+            explain(
+                f"strategy {strategy!r} does not apply to the layer",
+                expected=others or "no reuse: only the folded layer works",
+                got=reason,
+                where=layer.qualified_name or type(layer).__name__,
+                fix="choose a strategy that applies, or fold the layer with to_dense()",
+            )
+        )
