@@ -19,6 +19,10 @@ HEAVY = (
     "PIL",
     "sklearn",
     "safetensors",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "openvino",
 )
 # Imports run one way: a module may import what stands before it, and its own package.
 ORDER = [
@@ -37,6 +41,7 @@ ORDER = [
     "optim",
     "cost",
     "deploy",
+    "export",
     "models",
 ]
 ORDER += ["results", "checkpoint", "training", "commands", "_help", "cli", "__main__"]
