@@ -19,7 +19,8 @@ def write_openvino(job: Job, path: Path) -> None:
     source = path.with_suffix(".onnx")
     source.write_bytes(onnx_bytes(job))
     try:
-        model = openvino.convert_model(source)
+        # convert_model folds constants: a weight that the graph makes would be stored. read_model leaves that to loading.
+        model = openvino.Core().read_model(source) if job.strategy == "size" else openvino.convert_model(source)
         for name, value in job.metadata().items():
             model.set_rt_info(value, ["epitorch", name])
         openvino.save_model(model, path, compress_to_fp16=job.compress_to_fp16)
