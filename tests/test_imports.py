@@ -44,7 +44,7 @@ ORDER = [
     "export",
     "models",
 ]
-ORDER += ["results", "checkpoint", "training", "commands", "_help", "cli", "__main__"]
+ORDER += ["results", "checkpoint", "training", "commands", "_help", "_arguments", "cli", "__main__"]
 
 
 def test_import_needs_torch_only() -> None:

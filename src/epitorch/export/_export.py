@@ -179,12 +179,12 @@ def _compared(target: Target, staged: Path, batches: Batches, expected: Any, *, 
                 "the runtime does not run the exported file",
                 expected=f"a file that runs on inputs of shapes {[tuple(one[0].shape) for one in batches]}",
                 got=first_lines(error),
-                fix="if the batch is fixed in the model, export with dynamic='none'; if a type has no kernel on the CPU,"
-                " export model.float()",
+                fix="if the batch is fixed in the model, export with dynamic='none'; if a type has no kernel on the"
+                " CPU, export model.float()",
             )
         ) from error
-    pairs = zip(expected, got, batches, strict=True)
-    return max(compare(*pair, tuple(one[0].shape), half=half) for *pair, one in pairs)
+    triples = zip(expected, got, batches, strict=True)
+    return max(compare(wanted, found, tuple(one[0].shape), half=half) for wanted, found, one in triples)
 
 
 def _published(folder: Path, path: Path) -> int:
@@ -206,9 +206,7 @@ def _published(folder: Path, path: Path) -> int:
 def _checked_path(to: str, out: str | Path | None) -> Path:
     if to not in TARGETS:
         expected = " | ".join(TARGETS)
-        raise InputError(
-            explain("to is not known", expected=expected, got=f"{to!r}{suggest(str(to), list(TARGETS))}")
-        )
+        raise InputError(explain("to is not known", expected=expected, got=f"{to!r}{suggest(str(to), list(TARGETS))}"))
     suffix = TARGETS[to].suffix
     if out is None or Path(out).suffix != suffix or Path(out).is_dir():
         expected = f"a file whose name ends in {suffix}"
@@ -256,4 +254,3 @@ def _require(to: str, target: Target, compiled: bool) -> None:
         require_executorch()
     if compiled:
         require_compiler()
-

@@ -19,7 +19,7 @@ def write_openvino(job: Job, path: Path) -> None:
     source = path.with_suffix(".onnx")
     source.write_bytes(onnx_bytes(job))
     try:
-        # convert_model folds constants: a weight that the graph makes would be stored. read_model leaves that to loading.
+        # convert_model folds constants, so that a weight made in the graph would be stored; read_model does not
         model = openvino.Core().read_model(source) if job.strategy == "size" else openvino.convert_model(source)
         for name, value in job.metadata().items():
             model.set_rt_info(value, ["epitorch", name])

@@ -111,7 +111,9 @@ def _batches(arguments: Arguments, dynamic: Dynamic) -> list[Arguments]:
 
 def _resized(value: Tensor, size: int) -> Tensor:
     """Another batch of the same kind: rows that are there, each moved along its last axis so that none are equal."""
-    rows = [value[k % value.shape[0]].roll(k, -1) if value.dim() > 1 else value[k % value.shape[0]] for k in range(size)]
+    rows = [
+        value[k % value.shape[0]].roll(k, -1) if value.dim() > 1 else value[k % value.shape[0]] for k in range(size)
+    ]
     return torch.stack(rows)
 
 
