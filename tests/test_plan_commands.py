@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from epitorch.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
 from epitorch._arguments import amount
+from epitorch.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
 from epitorch.cli import main
 from epitorch.models.resolve import build_model
 from epitorch.plans import Plan
