@@ -18,7 +18,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from epitorch.deploy._mixing import Runs
 
-MOST_PIECES = 256  # inputs of one concatenation
+MOST_PIECES = 128  # inputs of one concatenation
 MOST_RUNS = 192  # runs that are put in place and added one by one
 
 Spans = list[tuple[int, int]]  # first channel and length

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from epitorch.cost._trace import as_arguments, epitome_layers, quiet, tensors
+from epitorch.cost._trace import as_arguments, epitome_layers, eval_copy, quiet, tensors
 from epitorch.deploy import deploy
 from epitorch.deploy.reuse import ReuseLayer
 from epitorch.errors import InputError, explain
@@ -41,8 +40,8 @@ def deployed(model: nn.Module, arguments: Arguments, strategy: ExportStrategy) -
     A model with epitome layers is deployed; one without is taken as it is. Under "size" no kernel and no dense weight
     made from an epitome is kept: the graph makes it.
     """
-    with quiet(model):
-        trained = copy.deepcopy(model).cpu().eval()
+    trained = eval_copy(model).cpu()
+    flat_output(trained, arguments)  # what does not run at all should fail with its own message
     net = trained
     if epitome_layers(trained):
         net = deploy(trained, arguments, "dense" if strategy == "dense" else "reuse")
@@ -118,6 +117,21 @@ def _resized(value: Tensor, size: int) -> Tensor:
 
 
 def flat_output(net: nn.Module, arguments: Arguments) -> list[Tensor]:
-    """What torch computes."""
-    with quiet(net):
-        return list(tensors(net(*as_arguments(arguments))))
+    """What torch computes.
+
+    Raises:
+        InputError: If the model does not run on these arguments.
+    """
+    try:
+        with quiet(net):
+            return list(tensors(net(*as_arguments(arguments))))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shapes = [tuple(value.shape) for value in arguments]
+        raise InputError(
+            explain(
+                f"the model does not run on inputs of shapes {shapes}",
+                expected="example_input and check_inputs that the model takes, in every batch size",
+                got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+                fix="if the batch is fixed in the model, export with dynamic='none'",
+            )
+        ) from error
