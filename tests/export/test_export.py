@@ -220,6 +220,28 @@ def test_pt2_round_trip(strategy: Any, tmp_path: Path) -> None:
     assert ((16, 3, 3, 3) in stored) == (strategy == "size")
 
 
+class Doubled(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_every_folded_layer_keeps_its_epitome(tmp_path: Path) -> None:
+    """Transposed, flattened, and a subclass with a forward of its own."""
+    model = nn.Sequential(
+        EpitomeConvTranspose2d(3, 16, 2, stride=2, epitome_shape=(3, 8, 2, 2), channel_starts="grid"),
+        EpitomeConv2d(16, 16, 3, flatten_kernel=True, epitome_shape=(16, 40)),
+        Doubled(16, 8, 1),
+    )
+    epitorch.convert_(model, Plan({"2": LayerPlan((4, 16, 1, 1))}))
+    moved(model)
+    epitorch.export(model, torch.randn(1, 3, 6, 6), "pt2", tmp_path / "net.pt2", strategy="size")
+    program, x = torch.export.load(tmp_path / "net.pt2"), torch.randn(4, 3, 6, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(x), model(x), atol=1e-4, rtol=1e-4)
+    stored = sorted(value.numel() for value in program.state_dict.values() if value.dim() > 1)
+    assert stored == [4 * 16, 3 * 8 * 4, 16 * 40]
+
+
 def test_openvino_in_half_precision(tmp_path: Path) -> None:
     model = moved(nn.Sequential(EpitomeConv2d(3, 16, 3, epitome_shape=(6, 3, 3, 3)), nn.ReLU()))
     sizes = []
