@@ -81,11 +81,13 @@ def main() -> None:
         for snapped in (True, False):
             rows.append({"network": name, "starts": "whole" if snapped else "fractional", **measure(build(), snapped)})
             print(rows[-1], flush=True)
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     content = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.argv]),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "onnx": onnx.__version__},
-        "cpu": platform.processor() or platform.machine(),
+        "cpu": names[0] if names else platform.machine(),
         "n": 1,
         "rows": rows,
     }
