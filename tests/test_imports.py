@@ -19,6 +19,10 @@ HEAVY = (
     "PIL",
     "sklearn",
     "safetensors",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "openvino",
 )
 # Imports run one way: a module may import what stands before it, and its own package.
 ORDER = [
@@ -38,9 +42,10 @@ ORDER = [
     "optim",
     "cost",
     "deploy",
+    "export",
     "models",
 ]
-ORDER += ["results", "checkpoint", "training", "commands", "_help", "cli", "__main__"]
+ORDER += ["results", "checkpoint", "training", "commands", "_help", "_arguments", "cli", "__main__"]
 
 
 def test_import_needs_torch_only() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from epitorch._arguments import amount
 from epitorch.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
-from epitorch.cli import _amount, main
+from epitorch.cli import main
 from epitorch.models.resolve import build_model
 from epitorch.plans import Plan
 
@@ -98,7 +99,7 @@ def test_options_reach_the_planner(capsys: pytest.CaptureFixture[str]) -> None:
     ("text", "number"), [("2.1M", 2_100_000), ("300k", 300_000), ("1.2G", 1_200_000_000), ("77", 77), ("1e3", 1000)]
 )
 def test_numbers_with_a_suffix_are_exact(text: str, number: int) -> None:
-    assert _amount(text) == number
+    assert amount(text) == number
 
 
 @pytest.mark.parametrize(

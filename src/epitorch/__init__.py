@@ -7,6 +7,7 @@ fractional, circular start indices. The architecture never changes and the model
 from epitorch.conversion import ConversionReport, convert_, to_dense_
 from epitorch.cost import Cost, Sensitivity, count, plan, sensitivity
 from epitorch.deploy import Deployment, deploy
+from epitorch.export import ExportReport, export
 from epitorch.models.mobilenetv2 import mobilenetv2_plan
 from epitorch.nn import EpitomeLayer, learner_starts
 from epitorch.optim import param_groups
@@ -20,6 +21,7 @@ __all__ = [
     "Cost",
     "Deployment",
     "EpitomeLayer",
+    "ExportReport",
     "LayerPlan",
     "Plan",
     "Sensitivity",
@@ -27,6 +29,7 @@ __all__ = [
     "convert_",
     "count",
     "deploy",
+    "export",
     "learner_starts",
     "mobilenetv2_plan",
     "param_groups",

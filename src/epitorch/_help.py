@@ -95,3 +95,20 @@ CONVERT = """
       epitorch convert runs/dense --plan plan.yaml --out warm --init least_squares
       epitorch count converted
 """
+EXPORT = """
+    Write a checkpoint's network for another runtime: deployed (no index learners), run there once, and compared with
+    torch. A file that does not compute the same is not left.
+
+    CHECKPOINT is a folder with config.json and model.safetensors, or a run's folder. --to onnx (ONNX Runtime and
+    others), openvino (.xml and .bin), pt2 (torch.export; --compiled: an AOTInductor package for this machine) or
+    executorch (.pte, XNNPACK).
+
+    --strategy size stores each epitome once and nothing made from it; reuse (default) stores the dense weight of a
+    layer where no reuse applies; dense stores all weights. The comparison uses images of --data if given, else noise.
+
+    writes to --out: the file. Its folder must exist; an older file is replaced when the new one is checked.
+
+    examples (after the one of `epitorch demo`):
+      epitorch export runs/demo/epitome --to onnx --out digits.onnx --data digits
+      epitorch export runs/demo/epitome --to openvino --out digits.xml --strategy size --json
+"""

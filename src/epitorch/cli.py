@@ -12,11 +12,11 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 from epitorch import __version__, _help
+from epitorch._arguments import amount, folder, sizes
 from epitorch.errors import InputError, MissingExtraError, explain
 
 DEBUG = "EPITORCH_DEBUG"
@@ -35,6 +35,8 @@ _EXTRAS = {
         "numpy",
     ),
     "demo": ("sklearn",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("openvino",),
 }
 
 
@@ -113,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_count(commands)
     _add_plan(commands)
     _add_convert(commands)
+    _add_export(commands)
     return parser
 
 
@@ -126,7 +129,7 @@ def _add_demo(commands: Any) -> None:
     parser = _described(
         commands.add_parser, _help.DEMO, name="demo", help="train on handwritten digits, no data needed"
     )
-    parser.add_argument("--out", type=_folder, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
+    parser.add_argument("--out", type=folder, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(run=_demo)
@@ -136,7 +139,7 @@ def _add_train(commands: Any) -> None:
     parser = _described(commands.add_parser, _help.TRAIN, name="train", help="train a recipe and measure the result")
     parser.add_argument("recipe", metavar="RECIPE", help="YAML file, or a name under recipes/")
     _add_data(parser)
-    parser.add_argument("--out", type=_folder, metavar="DIR", help="default: runs/RECIPE/seedN")
+    parser.add_argument("--out", type=folder, metavar="DIR", help="default: runs/RECIPE/seedN")
     parser.add_argument("--seed", type=int, metavar="N", help="default: the recipe's")
     parser.add_argument("--max-steps", type=int, metavar="N", help="at most so many steps, for a trial")
     parser.add_argument("--overwrite", action="store_true", help="replace the results in --out")
@@ -161,7 +164,7 @@ def _add_count(commands: Any) -> None:
     parser.add_argument("model", metavar="MODEL", help="a model's name, or a checkpoint's folder")
     parser.add_argument(
         "--input",
-        type=_sizes,
+        type=sizes,
         metavar="N,C,H,W",
         help="shape of the input; default 1,3,224,224, for a checkpoint that of its images",
     )
@@ -176,10 +179,10 @@ def _add_plan(commands: Any) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="a model's name, or a checkpoint's folder")
     budget = parser.add_mutually_exclusive_group(required=True)
-    budget.add_argument("--params", type=_amount, metavar="N", help="at most so many parameters, such as 2.1M")
-    budget.add_argument("--madds", type=_amount, metavar="N", help="at most so many multiply-adds per sample")
+    budget.add_argument("--params", type=amount, metavar="N", help="at most so many parameters, such as 2.1M")
+    budget.add_argument("--madds", type=amount, metavar="N", help="at most so many multiply-adds per sample")
     budget.add_argument("--ratio", type=float, metavar="R", help="so many times fewer parameters")
-    parser.add_argument("--input", type=_sizes, metavar="N,C,H,W", help="shape of the input; default 1,3,224,224")
+    parser.add_argument("--input", type=sizes, metavar="N,C,H,W", help="shape of the input; default 1,3,224,224")
     parser.add_argument("--policy", default="uniform", help="uniform | front_heavy | sensitivity; default: uniform")
     parser.add_argument("--form", default="auto", help="starts: auto | separable | grid | fine; default: auto")
     parser.add_argument("--axes", default="auto", help="channel axes: auto | out | in | both; default: auto")
@@ -198,7 +201,7 @@ def _add_convert(commands: Any) -> None:
     parser = _described(commands.add_parser, _help.CONVERT, name="convert", help="write a model converted by a plan")
     parser.add_argument("model", metavar="MODEL", help="a model's name, or the checkpoint folder of a dense one")
     parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help="what `epitorch plan` wrote")
-    parser.add_argument("--out", type=_folder, required=True, metavar="DIR", help="folder of the checkpoint")
+    parser.add_argument("--out", type=folder, required=True, metavar="DIR", help="folder of the checkpoint")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the fresh weights; default: 0")
     parser.add_argument(
         "--init",
@@ -209,6 +212,25 @@ def _add_convert(commands: Any) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier conversion in --out")
     _add_allow_factory(parser)
     parser.set_defaults(run=_convert)
+
+
+def _add_export(commands: Any) -> None:
+    parser = _described(
+        commands.add_parser, _help.EXPORT, name="export", help="write a checkpoint's network for another runtime"
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="its folder, or the run's")
+    parser.add_argument("--to", default="onnx", help="onnx | openvino | pt2 | executorch; default: onnx")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="ends in .onnx, .xml, .pt2 or .pte")
+    parser.add_argument("--strategy", default="reuse", help="reuse | size | dense; default: reuse")
+    parser.add_argument("--dynamic", help="batch | all | none; default: batch (executorch: none)")
+    parser.add_argument("--opset", type=int, metavar="N", help="of ONNX; default: 20")
+    parser.add_argument("--fp16", action="store_true", help="openvino: store weights in 16 bits")
+    parser.add_argument("--compiled", action="store_true", help="pt2: compile for this machine")
+    parser.add_argument("--data", metavar="PATH", help="compare on test images from this folder, or the word digits")
+    parser.add_argument("--input", type=sizes, metavar="N,C,H,W", help="shape of the example; default: one image")
+    _add_allow_factory(parser)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(run=_export)
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
@@ -225,38 +247,6 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accelerator", choices=("auto", "cpu", "cuda"), default="auto", help="default: CUDA where there is one"
     )
-
-
-def _folder(text: str) -> Path:
-    if not text.strip():
-        raise ValueError(text)
-    return Path(text)
-
-
-_folder.__name__ = "folder"
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    sizes = tuple(int(part) for part in text.split(","))
-    if not sizes or min(sizes) < 1:
-        raise ValueError(text)
-    return sizes
-
-
-def _amount(text: str) -> int:
-    """2.1M, 300k, 1.2G or 1234; exact, since 2.1 * 10**6 is not in binary."""
-    factor = {"k": 10**3, "M": 10**6, "G": 10**9}.get(text[-1:], 1)
-    try:
-        number = Decimal(text[:-1] if factor > 1 else text)
-    except InvalidOperation as error:
-        raise ValueError(text) from error
-    if not number.is_finite() or number <= 0 or number * factor != int(number * factor):
-        raise ValueError(text)
-    return int(number * factor)
-
-
-_amount.__name__ = "number"
-_sizes.__name__ = "shape"  # argparse names it: "invalid shape value"
 
 
 # ---- commands ----
@@ -369,6 +359,28 @@ def _convert(arguments: argparse.Namespace) -> None:
     )
     print(report)
     print(f"written to {arguments.out}")
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    from epitorch.commands import export_named
+
+    report = export_named(
+        arguments.checkpoint,
+        arguments.to,
+        arguments.out,
+        strategy=arguments.strategy,
+        dynamic=arguments.dynamic,
+        opset=arguments.opset,
+        compress_to_fp16=arguments.fp16,
+        compiled=arguments.compiled,
+        data=arguments.data,
+        input_shape=arguments.input,
+        allow_factory=arguments.allow_factory,
+    )
+    if arguments.json:
+        _print_json(report.to_dict())
+    else:
+        print(report)
 
 
 def _print_json(data: Any) -> None:

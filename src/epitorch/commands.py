@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from epitorch.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
+from epitorch.checkpoint import CheckpointConfig, ModelInput, load_checkpoint, save_checkpoint
 from epitorch.conversion import ConversionReport, Init, convert_
 from epitorch.cost import Cost, count, plan
 from epitorch.cost.planning import Axes, Form, Index, Policy
 from epitorch.errors import EpitorchError, InputError, explain
+from epitorch.export import ExportReport, export
 from epitorch.models.resolve import build_model
 from epitorch.plans import Plan, check_suffix
 
@@ -154,6 +156,76 @@ def convert_named(
         report = convert_(model, loaded, init=init)
     save_checkpoint(out, model, config)
     return report
+
+
+def export_named(
+    name: str,
+    to: str,
+    out: Path,
+    *,
+    strategy: str = "reuse",
+    dynamic: str | None = None,
+    opset: int | None = None,
+    compress_to_fp16: bool = False,
+    compiled: bool = False,
+    data: str | None = None,
+    input_shape: tuple[int, ...] | None = None,
+    allow_factory: bool = False,
+) -> ExportReport:
+    """Export a checkpoint's network.
+
+    Args:
+        name: Folder of the checkpoint, or of its run.
+        to: As for `epitorch.export`, and so all that follow.
+        out: See there.
+        strategy: See there.
+        dynamic: See there.
+        opset: See there.
+        compress_to_fp16: See there.
+        compiled: See there.
+        data: Where test images come from to compare on, as for `load_images`; None compares on noise.
+        input_shape: Shape of the example; default one image.
+        allow_factory: As for `load_checkpoint`.
+
+    Raises:
+        InputError: As for `epitorch.export`, or if there is no such checkpoint.
+        ParityError: If the file computes something else.
+    """
+    checkpoint = load_checkpoint(name, allow_factory=allow_factory)
+    known = checkpoint.config.input
+    shape = input_shape or ((1, 3, 224, 224) if known is None else (1, *known.shape))
+    words: Any = to, strategy, dynamic  # checked there
+    return export(
+        checkpoint.model,
+        torch.randn(shape, generator=torch.Generator().manual_seed(0)),
+        words[0],
+        out,
+        strategy=words[1],
+        dynamic=words[2],
+        check_inputs=None if data is None else _test_images(data, known, name, shape[0]),
+        opset=opset,
+        compress_to_fp16=compress_to_fp16,
+        compiled=compiled,
+    )
+
+
+def _test_images(data: str, known: ModelInput | None, name: str, number: int) -> Tensor:
+    """The first test images, as the model gets them."""
+    from epitorch.training.data import Normalize, load_images
+    from epitorch.training.evaluation import check_images
+
+    if known is None:
+        raise InputError(
+            explain(
+                "this checkpoint knows no images",
+                expected="a trained one, or no --data",
+                got="a converted model",
+                where=name,
+            )
+        )
+    arrays = load_images(data, "test")
+    check_images(arrays, known)
+    return Normalize(known.mean, known.std)(arrays.images[:number])
 
 
 def _refuse_used(name: str, out: Path, overwrite: bool) -> None:

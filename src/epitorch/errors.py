@@ -44,6 +44,10 @@ class TrainingError(EpitorchError):
     """Training that could not go on, for example because the loss is not finite."""
 
 
+class ExportError(EpitorchError):
+    """A model that cannot be written in the format asked for, or a file that its runtime does not run."""
+
+
 class MissingExtraError(EpitorchError, ImportError):
     """An optional dependency is not installed."""
 

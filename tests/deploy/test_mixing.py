@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
+from epitorch.deploy import _mixing_graph
 from epitorch.deploy._mixing import Runs, channel_runs, expand_channels, wrap_channels
+from epitorch.deploy._mixing_graph import expand_in_graph, wrap_in_graph
 
 EXACT = {"rtol": 1e-13, "atol": 1e-13}
 
@@ -76,6 +80,32 @@ def test_runs_are_the_sparse_matrix(axis: tuple[Tensor | None, int, int, int, in
         torch.testing.assert_close(wrapped, matrix.t(), **EXACT)
 
 
+@pytest.mark.parametrize("most", [256, 0], ids=["pieces", "gathers"])
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(axes())
+def test_graphs_to_export_are_the_sparse_matrix(most: int, axis: tuple[Tensor | None, int, int, int, int]) -> None:
+    starts, length, size, block, group = axis
+    runs = channel_runs(starts, length, size, block, group_length=group)
+    matrix = torch.from_numpy(axis_matrix(starts, length, size, block, group))
+    with patch.multiple(_mixing_graph, MOST_PIECES=most, MOST_RUNS=most):
+        expanded = expand_in_graph(torch.eye(size, dtype=torch.float64), runs, 0)
+        torch.testing.assert_close(expanded, matrix, **EXACT)
+        if size <= length:
+            wrapped = wrap_in_graph(torch.eye(length, dtype=torch.float64), runs, size, 0)
+            torch.testing.assert_close(wrapped, matrix.t(), **EXACT)
+
+
+@pytest.mark.parametrize("most", [256, 0], ids=["pieces", "gathers"])
+def test_graphs_of_groups(most: int) -> None:
+    straddling = channel_runs(torch.tensor([0.0, 1.5, 2.0]), 8, 3, 3, shared_by=2)
+    repeated = channel_runs(torch.tensor([0.5, 1.25]), 6, 3, 3, repeats=2)
+    product_map, x = torch.randn(2, 6, 4), torch.randn(2, 12, 4)
+    with patch.multiple(_mixing_graph, MOST_PIECES=most, MOST_RUNS=most):
+        expected = expand_channels(product_map, straddling, -2)
+        torch.testing.assert_close(expand_in_graph(product_map, straddling, -2), expected)
+        torch.testing.assert_close(wrap_in_graph(x, repeated, 6, -2), wrap_channels(x, repeated, 6, -2))
+
+
 def covered(runs: Runs) -> list[int]:
     return [channel for run in runs for channel in range(run.channel, run.channel + run.length)]
 
@@ -123,3 +153,5 @@ def test_a_moved_start_changes_the_result() -> None:
     runs = [channel_runs(torch.tensor([start, 0.3]), 6, 3, 3) for start in (0.6, 0.61)]
     assert not torch.allclose(wrap_channels(x, runs[0], 3, 0), wrap_channels(x, runs[1], 3, 0))
     assert not torch.allclose(expand_channels(x[:3], runs[0], 0), expand_channels(x[:3], runs[1], 0))
+    assert not torch.allclose(wrap_in_graph(x, runs[0], 3, 0), wrap_in_graph(x, runs[1], 3, 0))
+    assert not torch.allclose(expand_in_graph(x[:3], runs[0], 0), expand_in_graph(x[:3], runs[1], 0))

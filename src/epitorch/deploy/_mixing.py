@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from epitorch.deploy._mixing_graph import expand_in_graph, wrap_in_graph
 from epitorch.functional import split_starts
 
 
@@ -105,6 +106,8 @@ def expand_channels(features: Tensor, runs: Runs, dim: int) -> Tensor:
     Returns:
         The same with the layer's output channels along `dim`.
     """
+    if torch.compiler.is_exporting():
+        return expand_in_graph(features, runs, dim)
     parts = []
     for run in runs:
         part = features.narrow(dim, run.lower, run.length)
@@ -131,6 +134,8 @@ def wrap_channels(features: Tensor, runs: Runs, size: int, dim: int) -> Tensor:
         >>> wrap_channels(torch.tensor([1.0, 10.0, 100.0, 1000.0]), runs, 2, 0)
         tensor([1001.,  110.])
     """
+    if torch.compiler.is_exporting():
+        return wrap_in_graph(features, runs, size, dim)
     wrapped = torch.zeros_like(features.narrow(dim, 0, size))
     for run in runs:
         part = features.narrow(dim, run.channel, run.length)

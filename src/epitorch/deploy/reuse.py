@@ -50,6 +50,7 @@ class ReuseLayer(nn.Module):
     channel_dim: int
     groups = 1
     transposed = False
+    generates = False  # make the kernel in every pass, so that an exported file holds the epitome instead
 
     def __init__(self, layer: EpitomeLayer, strategy: ReuseStrategy) -> None:
         super().__init__()
@@ -134,7 +135,8 @@ class ReuseLayer(nn.Module):
 
     @property
     def _weight(self) -> Tensor:
-        return self.epitome if self.kernel is None else self.kernel
+        kernel = self._make_kernel() if self.generates else self.kernel
+        return self.epitome if kernel is None else kernel
 
     def _make_kernel(self) -> Tensor | None:
         """The weight, reused axes left as short as the epitome's; None if that is the epitome itself."""

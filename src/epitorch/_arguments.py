@@ -1,0 +1,38 @@
+"""Types of the command line's arguments."""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+
+def folder(text: str) -> Path:
+    if not text.strip():
+        raise ValueError(text)
+    return Path(text)
+
+
+folder.__name__ = "folder"
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    numbers = tuple(int(part) for part in text.split(","))
+    if not numbers or min(numbers) < 1:
+        raise ValueError(text)
+    return numbers
+
+
+def amount(text: str) -> int:
+    """2.1M, 300k, 1.2G or 1234; exact, since 2.1 * 10**6 is not in binary."""
+    factor = {"k": 10**3, "M": 10**6, "G": 10**9}.get(text[-1:], 1)
+    try:
+        number = Decimal(text[:-1] if factor > 1 else text)
+    except InvalidOperation as error:
+        raise ValueError(text) from error
+    if not number.is_finite() or number <= 0 or number * factor != int(number * factor):
+        raise ValueError(text)
+    return int(number * factor)
+
+
+amount.__name__ = "number"
+sizes.__name__ = "shape"  # argparse names it: "invalid shape value"

@@ -1,0 +1,127 @@
+"""Make an exported ONNX graph small: nothing in the file but weights and the nodes that are needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from epitorch.errors import require
+
+FOLDED = 32  # elements: larger constants are left to the runtime, which folds them in memory, not in the file
+
+
+def shrink(model: Any) -> None:
+    """Fold small constants, merge batch norms, store equal tensors once, and drop names, types and traces.
+
+    Args:
+        model: An `onnx_ir.Model`; it is changed in place.
+    """
+    ir_passes = require("onnx_ir.passes.common", "onnx")
+    optimize = require("onnxscript.optimizer", "onnx").optimize
+    optimize(model, input_size_limit=FOLDED, output_size_limit=FOLDED)
+    _merge_batch_norms(model.graph)
+    ir_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(model)
+    ir_passes.RemoveUnusedNodesPass()(model)
+    ir_passes.DeduplicateInitializersPass(size_limit=2**31)(model)
+    _strip(model)
+
+
+def _strip(model: Any) -> None:
+    model.graph.doc_string = None
+    model.graph.metadata_props.clear()
+    kept = {id(value) for value in [*model.graph.inputs, *model.graph.outputs]}
+    count = 0
+    for node in model.graph:
+        node.name, node.doc_string = None, None
+        node.metadata_props.clear()
+        for value in node.outputs:
+            value.metadata_props.clear()
+            if id(value) not in kept:
+                value.name, value.type, value.shape = f"_{count}", None, None
+                count += 1
+    for value in [*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()]:
+        value.metadata_props.clear()
+
+
+# ---- batch norm ----
+
+
+def _merge_batch_norms(graph: Any) -> None:
+    """Four vectors become two, or none where the layer before can take them: a scale and a shift per channel."""
+    for node in [node for node in graph if node.op_type == "BatchNormalization"]:
+        vectors = [_constant(value) for value in node.inputs[1:]]
+        if any(vector is None for vector in vectors) or len(node.outputs) != 1:
+            continue
+        weight, bias, mean, variance = (vector.astype(np.float64) for vector in vectors if vector is not None)
+        epsilon = node.attributes["epsilon"].value if "epsilon" in node.attributes else 1e-5
+        scale = weight / np.sqrt(variance + epsilon)
+        shift = bias - mean * scale
+        if not _into_convolution(graph, node, scale, shift):
+            _as_scale_and_shift(graph, node, scale, shift)
+
+
+def _into_convolution(graph: Any, node: Any, scale: Any, shift: Any) -> bool:
+    """Multiply the weight of the convolution before, if that is stored and both are used here alone."""
+    conv = node.inputs[0].producer()
+    if conv is None or conv.op_type != "Conv" or len(node.inputs[0].uses()) != 1:
+        return False
+    weight = _constant(conv.inputs[1])
+    bias = _constant(conv.inputs[2]) if len(conv.inputs) > 2 and conv.inputs[2] is not None else np.zeros(1)
+    if weight is None or bias is None or len(conv.inputs[1].uses()) != 1 or node.inputs[0].is_graph_output():
+        return False
+    scaled = weight * scale.reshape(-1, *[1] * (weight.ndim - 1))
+    name = conv.inputs[1].name
+    new = [
+        _initializer(graph, f"{name}.merged", scaled.astype(weight.dtype)),
+        _initializer(graph, f"{name}.bias", (bias * scale + shift).astype(weight.dtype)),
+    ]
+    conv.resize_inputs(3)
+    conv.replace_input_with(1, new[0])
+    conv.replace_input_with(2, new[1])
+    _replace(graph, node, conv.outputs[0])
+    return True
+
+
+def _as_scale_and_shift(graph: Any, node: Any, scale: Any, shift: Any) -> None:
+    ir = require("onnx_ir", "onnx")
+    source, weight = node.inputs[0], node.inputs[1]
+    rank = len(source.shape) if source.shape is not None else 4
+    shape, dtype = (-1, *[1] * (rank - 2)), weight.const_value.numpy().dtype
+    factor = _initializer(graph, f"{weight.name}.scale", scale.reshape(shape).astype(dtype))
+    term = _initializer(graph, f"{weight.name}.shift", shift.reshape(shape).astype(dtype))
+    times = ir.node("Mul", [source, factor])
+    plus = ir.node("Add", [times.outputs[0], term])
+    for new in (times, plus):
+        new.outputs[0].shape, new.outputs[0].type = source.shape, source.type
+    graph.insert_before(node, [times, plus])
+    _replace(graph, node, plus.outputs[0])
+
+
+def _replace(graph: Any, node: Any, value: Any) -> None:
+    """Let `value` stand for the node's output."""
+    ir = require("onnx_ir", "onnx")
+    old = node.outputs[0]
+    for position, output in enumerate(graph.outputs):
+        if output is old:
+            value.name, value.shape, value.type = old.name, old.shape, old.type
+            graph.outputs[position] = value
+    ir.convenience.replace_all_uses_with(old, value)
+    graph.remove(node, safe=True)
+
+
+def _constant(value: Any) -> Any:
+    """Values of an initializer, or None."""
+    if value is None or not value.is_initializer() or value.const_value is None:
+        return None
+    return value.const_value.numpy()
+
+
+def _initializer(graph: Any, name: str, content: Any) -> Any:
+    ir = require("onnx_ir", "onnx")
+    while name in graph.initializers:
+        name += "_"
+    tensor = ir.tensor(content, name=name)
+    value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value

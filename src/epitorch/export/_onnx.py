@@ -1,0 +1,71 @@
+"""ONNX files: written by torch's exporter, made small, run in ONNX Runtime."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epitorch.errors import ExportError, InputError, explain, require
+from epitorch.export._graph import shrink
+from epitorch.export._job import Job
+
+OPSET = 20
+_LARGEST = 2**31  # bytes of one protocol buffer
+
+
+def write_onnx(job: Job, path: Path) -> None:
+    """Write the model with its weights in one file."""
+    path.write_bytes(onnx_bytes(job))
+
+
+def onnx_bytes(job: Job) -> bytes:
+    """The model as a protocol buffer.
+
+    Raises:
+        ExportError: If it is larger than a protocol buffer may be.
+    """
+    from epitorch import __version__
+
+    for module in ("onnx", "onnxscript"):
+        require(module, "onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, on its own deprecated calls
+        program: Any = torch.onnx.export(
+            job.program(), dynamo=True, opset_version=job.opset or OPSET, optimize=False, verbose=False
+        )
+    model = program.model
+    shrink(model)
+    model.producer_name, model.producer_version = "epitorch", __version__
+    model.metadata_props.clear()
+    model.metadata_props.update(job.metadata())
+    content: bytes = require("onnx_ir", "onnx").to_proto(model).SerializeToString()
+    if len(content) >= _LARGEST:
+        raise ExportError(
+            explain("the model is too large for one ONNX file", expected=f"< {_LARGEST} bytes", got=len(content))
+        )
+    return content
+
+
+def run_onnx(path: Path, batches: list[tuple[Tensor, ...]]) -> list[list[Tensor]]:
+    """Outputs of ONNX Runtime on one thread of the CPU."""
+    runtime = require("onnxruntime", "onnx")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_inputs()]
+    found = []
+    for arguments in batches:
+        feeds = {name: value.numpy() for name, value in zip(names, arguments, strict=True)}
+        found.append([torch.from_numpy(value) for value in session.run(None, feeds)])
+    return found
+
+
+def check_opset(opset: int | None) -> None:
+    """Refuse what torch's exporter has no operators for."""
+    if opset is not None and not (isinstance(opset, int) and 18 <= opset <= 23):
+        raise InputError(explain("opset is not valid", expected="a whole number from 18 to 23", got=repr(opset)))

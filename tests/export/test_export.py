@@ -1,0 +1,405 @@
+"""`export`: files that their runtimes run to the trained model's numbers, that store each epitome once, or no file."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torchvision
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+import epitorch
+from epitorch.deploy import ParityError, deploy
+from epitorch.errors import ExportError, InputError, MissingExtraError
+from epitorch.export import TARGETS
+from epitorch.export._onnx import run_onnx
+from epitorch.export._openvino import run_openvino
+from epitorch.models.mobilenetv2 import mobilenetv2_plan
+from epitorch.nn import EpitomeConv1d, EpitomeConv2d, EpitomeConvTranspose2d, EpitomeLayer, EpitomeLinear
+from epitorch.plans import LayerPlan, Plan
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def moved(model: nn.Module) -> nn.Module:
+    """Starts anywhere on the circle, running statistics and affine parameters of a trained network; eval mode."""
+    for layer in model.modules():
+        if isinstance(layer, EpitomeLayer):
+            sizes = layer.spec.start_sizes
+            starts = layer.starts().items()
+            layer.set_starts({axis: torch.rand_like(value) * max(sizes[axis]) for axis, value in starts})
+        if isinstance(layer, nn.BatchNorm2d):
+            for tensor in (layer.weight, layer.bias, layer.running_mean):
+                assert tensor is not None
+                nn.init.normal_(tensor, 0.5, 0.2)
+            assert layer.running_var is not None
+            nn.init.uniform_(layer.running_var, 0.5, 2)
+    return model.eval()
+
+
+def two_axes() -> nn.Module:
+    return nn.Sequential(
+        EpitomeConv2d(3, 16, 3, padding=1, epitome_shape=(6, 3, 3, 3)),  # product map
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        EpitomeConv2d(16, 16, 3, stride=2, epitome_shape=(16, 6, 3, 3)),  # wrapping
+        nn.BatchNorm2d(16),
+        EpitomeConv2d(16, 24, 1, bias=False, epitome_shape=(8, 8, 1, 1), group_length=2),  # both
+        nn.BatchNorm2d(24),
+        EpitomeConvTranspose2d(24, 8, 2, stride=2, epitome_shape=(12, 4, 2, 2)),
+    )
+
+
+def made_in_the_graph() -> nn.Module:
+    return nn.Sequential(
+        EpitomeConv2d(3, 32, 3, padding=1, epitome_shape=(16, 3, 3, 3), channel_starts="grid"),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        EpitomeConv2d(32, 32, 3, epitome_shape=(16, 16, 5, 5), spatial_starts="out"),
+        EpitomeConv2d(32, 16, 3, epitome_shape=(4, 16, 4, 4)),  # product map of a kernel with spatial starts
+        EpitomeConv2d(16, 32, 1, groups=2, epitome_shape=(4, 8, 1, 1)),  # each group has a copy of the filters
+    )
+
+
+def fine() -> nn.Module:
+    return nn.Sequential(
+        EpitomeConv2d(3, 200, 1, epitome_shape=(24, 3, 1, 1), block_out=1),
+        nn.ReLU(),
+        EpitomeConv2d(200, 8, 1, epitome_shape=(8, 24, 1, 1), block_in=1),
+    )
+
+
+def one_axis() -> nn.Module:
+    return nn.Sequential(
+        EpitomeConv1d(4, 16, 3, epitome_shape=(8, 4, 3)), nn.ReLU(), EpitomeConv1d(16, 4, 3, epitome_shape=(4, 4, 3))
+    )
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(
+        EpitomeLinear(8, 32, epitome_shape=(8, 8)), nn.ReLU(), EpitomeLinear(32, 6, epitome_shape=(6, 8))
+    )
+
+
+NETS = {
+    "two_axes": (two_axes, (3, 9, 9)),
+    "made_in_the_graph": (made_in_the_graph, (3, 9, 9)),
+    "fine": (fine, (3, 4, 4)),
+    "one_axis": (one_axis, (4, 12)),
+    "linear": (linear, (8,)),
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[nn.Module, Path]]:
+    """Model and ONNX file of a net, written once."""
+    folder, made = tmp_path_factory.mktemp("onnx"), {}
+
+    def write(name: str) -> tuple[nn.Module, Path]:
+        if name not in made:
+            make, shape = NETS[name]
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(1)
+                model, x = moved(make()), torch.randn(2, *shape)
+            out = folder / f"{name}.onnx"
+            report = epitorch.export(model, x, "onnx", out, strategy="size")
+            assert report.difference < 1e-5
+            assert report.bytes == out.stat().st_size
+            assert report.checked == ((2, *shape), (1, *shape))
+            made[name] = model, out
+        return made[name]
+
+    return write
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("name", NETS)
+def test_runtimes_agree_with_the_trained_model(name: str, runtime: str, exported: Any) -> None:
+    model, out = exported(name)
+    run = run_onnx if runtime == "onnxruntime" else run_openvino  # OpenVINO reads ONNX files as well
+    batches = [(torch.randn(n, *NETS[name][1]),) for n in (1, 3)]
+    for (x,), (got,) in zip(batches, run(out, batches), strict=True):
+        with torch.no_grad():
+            expected = model(x)
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+        assert not torch.allclose(got.roll(1, 1), expected, atol=1e-2)  # negative control
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_each_epitome_is_stored_once_and_nothing_made_from_it(name: str, exported: Any) -> None:
+    model, out = exported(name)
+    assert_small(out, model, torch.zeros(1, *NETS[name][1]), slack=24_000)
+
+
+def assert_small(file: Path, model: nn.Module, x: Tensor, slack: int = 64 * 1024) -> None:
+    proto = onnx.load(file)
+    stored = 4 * epitorch.count(model, x).params
+    assert file.stat().st_size <= 1.03 * stored + slack
+    assert {node.domain for node in proto.graph.node} == {""}
+    assert [entry.domain for entry in proto.opset_import] == [""]
+    sizes = Counter(int(np.prod(tensor.dims)) for tensor in proto.graph.initializer)
+    epitomes = Counter(layer.epitome.numel() for layer in model.modules() if isinstance(layer, EpitomeLayer))
+    weights = {int(np.prod(layer.weight_shape)) for layer in model.modules() if isinstance(layer, EpitomeLayer)}
+    assert all(sizes[size] >= number for size, number in epitomes.items())
+    assert sum(size * number for size, number in sizes.items()) <= 1.03 * stored / 4 + slack / 4
+    large = {size for size in weights if size > max(epitomes) and size > 2_000}
+    assert not large & set(sizes)
+
+
+def test_a_batch_of_none(exported: Any) -> None:
+    _, out = exported("two_axes")
+    (got,) = run_onnx(out, [(torch.zeros(0, 3, 9, 9),)])[0]
+    assert got.shape[:2] == (0, 8)
+
+
+def test_the_file_says_where_it_is_from(exported: Any) -> None:
+    proto = onnx.load(exported("two_axes")[1])
+    assert (proto.producer_name, proto.producer_version) == ("epitorch", epitorch.__version__)
+    said = {entry.key: entry.value for entry in proto.metadata_props}
+    assert said["epitorch_strategy"] == "size"
+    assert said["epitorch_layers"] == "both 2, product_map 1, wrapping 1"
+    assert proto.opset_import[0].version == 20
+    assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+
+
+@pytest.mark.parametrize("target", ["onnx", "openvino"])
+def test_strategies_store_what_they_run(target: Any, tmp_path: Path) -> None:
+    """A layer that reuse folds: its dense weight (6,912 bytes), or its epitome (1,728)."""
+    model = moved(nn.Sequential(EpitomeConv2d(3, 64, 3, epitome_shape=(16, 3, 3, 3), channel_starts="grid")))
+    x, sizes = torch.randn(1, 3, 5, 5), {}
+    for strategy in ("reuse", "size"):
+        out = tmp_path / f"{strategy}{TARGETS[target].suffix}"
+        epitorch.export(model, x, target, out, strategy=strategy)  # type: ignore[arg-type]
+        sizes[strategy] = (out if target == "onnx" else out.with_suffix(".bin")).stat().st_size
+    assert sizes["reuse"] >= 64 * 27 * 4
+    assert sizes["size"] < sizes["reuse"] - (0 if target == "onnx" else 4_000)
+
+
+def test_a_deployed_net_and_a_plain_one_are_taken_as_they_are(tmp_path: Path) -> None:
+    model, x, out = moved(linear()), torch.randn(2, 8), tmp_path / "net.onnx"
+    net = deploy(model, x, "dense")
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    epitorch.export(net, x, "onnx", out, strategy="size")
+    assert sorted(list(t.dims) for t in onnx.load(out).graph.initializer if len(t.dims) == 2) == [[6, 32], [32, 8]]
+    torch.testing.assert_close(dict(net.state_dict()), before, rtol=0, atol=0)
+    assert out.stat().st_mode & 0o777 == 0o644
+
+
+def test_dynamic_image_size(tmp_path: Path) -> None:
+    model = moved(nn.Sequential(EpitomeConv2d(3, 8, 3, epitome_shape=(4, 3, 3, 3)), nn.ReLU()))
+    out = tmp_path / "net.onnx"
+    other = torch.randn(2, 3, 12, 7)
+    report = epitorch.export(model, torch.randn(1, 3, 9, 9), "onnx", out, dynamic="all", check_inputs=[other])
+    assert report.checked == ((2, 3, 12, 7), (1, 3, 12, 7))
+    epitorch.export(model, torch.randn(1, 3, 9, 9), "onnx", out, dynamic="none")
+    with pytest.raises(Exception, match=r"(?i)dimension"):
+        run_onnx(out, [(other,)])
+
+
+@pytest.mark.parametrize("strategy", ["reuse", "size"])
+def test_pt2_round_trip(strategy: Any, tmp_path: Path) -> None:
+    model, out = moved(made_in_the_graph()), tmp_path / "net.pt2"
+    epitorch.export(model, torch.randn(1, 3, 9, 9), "pt2", out, strategy=strategy)
+    program = torch.export.load(out)
+    x = torch.randn(3, 3, 9, 9)
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(x), model(x), atol=1e-4, rtol=1e-4)
+    stored = {tuple(value.shape) for value in program.state_dict.values()}
+    assert ((32, 3, 3, 3) in stored) == (strategy == "reuse")
+    assert ((16, 3, 3, 3) in stored) == (strategy == "size")
+
+
+class Doubled(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_every_folded_layer_keeps_its_epitome(tmp_path: Path) -> None:
+    """Transposed, flattened, and a subclass with a forward of its own."""
+    model = nn.Sequential(
+        EpitomeConvTranspose2d(3, 16, 2, stride=2, epitome_shape=(3, 8, 2, 2), channel_starts="grid"),
+        EpitomeConv2d(16, 16, 3, flatten_kernel=True, epitome_shape=(16, 40)),
+        Doubled(16, 8, 1),
+    )
+    epitorch.convert_(model, Plan({"2": LayerPlan((4, 16, 1, 1))}))
+    moved(model)
+    epitorch.export(model, torch.randn(1, 3, 6, 6), "pt2", tmp_path / "net.pt2", strategy="size")
+    program, x = torch.export.load(tmp_path / "net.pt2"), torch.randn(4, 3, 6, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(x), model(x), atol=1e-4, rtol=1e-4)
+    stored = sorted(value.numel() for value in program.state_dict.values() if value.dim() > 1)
+    assert stored == [4 * 16, 3 * 8 * 4, 16 * 40]
+
+
+def test_openvino_in_half_precision(tmp_path: Path) -> None:
+    model = moved(nn.Sequential(EpitomeConv2d(3, 16, 3, epitome_shape=(6, 3, 3, 3)), nn.ReLU()))
+    sizes = []
+    for half in (False, True):
+        out = tmp_path / f"{half}.xml"
+        report = epitorch.export(model, torch.randn(1, 3, 9, 9), "openvino", out, compress_to_fp16=half)
+        sizes.append(out.with_suffix(".bin").stat().st_size)
+        assert report.bytes == sizes[-1] + out.stat().st_size
+        assert (report.difference > 1e-5) == half
+    assert sizes[1] < 0.7 * sizes[0]
+
+
+# ---- whole networks ----
+
+
+def resnet10(starts: str) -> nn.Module:
+    """One block of ResNet-18 in each stage, both channel axes halved; the whole one is in benchmarks/export_size.py."""
+    model = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=10)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d) and name != "conv1"}
+    halves = {n: LayerPlan((c.out_channels // 2, c.in_channels // 2, *c.kernel_size)) for n, c in layers.items()}
+    epitorch.convert_(model, Plan(halves))
+    moved(model)
+    for layer in model.modules():
+        if isinstance(layer, EpitomeLayer) and starts == "whole":
+            layer.snap_routing()
+    return model
+
+
+def mobilenetv2(starts: str) -> nn.Module:
+    """The first blocks of MobileNetV2 and its last convolution, c = 0.18; the whole one likewise."""
+    setting = [[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 1, 2]]
+    model = torchvision.models.MobileNetV2(num_classes=10, inverted_residual_setting=setting)
+    epitorch.convert_(model, mobilenetv2_plan(model, 0.18, last_conv=True))
+    return moved(model)
+
+
+@pytest.mark.parametrize(
+    ("make", "starts"),
+    [(resnet10, "whole"), (resnet10, "fractional"), (mobilenetv2, "fractional")],
+)
+def test_whole_networks(make: Callable[[str], nn.Module], starts: str, tmp_path: Path) -> None:
+    model, x, out = make(starts), torch.randn(2, 3, 32, 32), tmp_path / "net.onnx"
+    epitorch.export(model, x, "onnx", out, strategy="size")
+    assert_small(out, model, x)
+    operators = Counter(node.op_type for node in onnx.load(out).graph.node)
+    assert bool(operators["Sub"]) == (starts == "fractional")  # whole starts are not interpolated
+    batch = (torch.randn(3, 3, 32, 32),)
+    with torch.no_grad():
+        expected = model(*batch)
+    for run in (run_onnx, run_openvino):
+        torch.testing.assert_close(run(out, [batch])[0][0], expected, atol=2e-4, rtol=1e-4)
+
+
+# ---- what goes wrong ----
+
+
+def test_a_damaged_file_never_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One weight changed between writing and checking."""
+    model, x, out = moved(linear()), torch.randn(2, 8), tmp_path / "net.onnx"
+    target = TARGETS["onnx"]
+
+    def damaged(path: Path, batches: Any) -> Any:
+        proto = onnx.load(path)
+        values = numpy_helper.to_array(proto.graph.initializer[0]).copy()
+        values.flat[0] += 1
+        proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(values, proto.graph.initializer[0].name))
+        onnx.save(proto, path)
+        return run_onnx(path, batches)
+
+    out.write_text("old")
+    monkeypatch.setitem(TARGETS, "onnx", replace(target, run=damaged))
+    with pytest.raises(ParityError, match="does not compute what torch computes"):
+        epitorch.export(model, x, "onnx", out)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("net.onnx", "old")]
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.ReLU(), Threshold())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Threshold(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+def test_what_cannot_be_traced_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"^inner.1: torch.export cannot trace"):
+        epitorch.export(Branch(), torch.randn(2, 3), "pt2", tmp_path / "net.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_the_runtime_refuses(tmp_path: Path) -> None:
+    fixed: dict[str, Any] = {"dynamic": "none", "check_inputs": torch.randn(3, 4)}
+    with pytest.raises(ExportError, match="the runtime does not run"):
+        epitorch.export(nn.Linear(4, 2), torch.randn(2, 4), "pt2", tmp_path / "n.pt2", **fixed)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"to": "onx"}, "did you mean 'onnx'"),
+        ({"out": "net.pt"}, "a file whose name ends in .onnx"),
+        ({"out": None}, "a file whose name ends in .onnx"),
+        ({"out": "none/net.onnx"}, "mkdir -p"),
+        ({"strategy": "siez"}, "did you mean 'size'"),
+        ({"dynamic": "bach"}, "did you mean 'batch'"),
+        ({"opset": 11}, "from 18 to 23"),
+        ({"compress_to_fp16": True}, "to=openvino"),
+        ({"compiled": True}, "to=pt2"),
+        ({"example_input": (torch.zeros(1, 4), 3)}, "Tensor, int"),
+        ({"check_inputs": []}, "check_inputs is empty"),
+        ({"check_inputs": torch.zeros(2, 5)}, "does not run on inputs of shapes [(2, 5)]"),
+        ({"example_input": torch.zeros(2, 5)}, "does not run on inputs of shapes [(2, 5)]"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"example_input": torch.randn(1, 4), "to": "onnx", "out": "net.onnx"} | options
+    given["out"] = given["out"] and tmp_path / given["out"]
+    with pytest.raises(InputError, match=re.escape(words)):
+        epitorch.export(nn.Linear(4, 2), **given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("onnxruntime", "executorch"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=re.escape("pip install 'epitorch[onnx]'")):
+        epitorch.export(nn.Linear(4, 2), torch.randn(1, 4), "onnx", tmp_path / "net.onnx")
+    with pytest.raises(MissingExtraError, match="pip install executorch"):
+        epitorch.export(nn.Linear(4, 2), torch.randn(1, 4), "executorch", tmp_path / "net.pte")
+
+
+def test_compiling_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ExportError, match="needs a C\\+\\+ compiler"):
+        epitorch.export(nn.Linear(4, 2), torch.randn(1, 4), "pt2", tmp_path / "net.pt2", compiled=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_compiled_package(tmp_path: Path) -> None:
+    model, out = moved(EpitomeLinear(4, 8, epitome_shape=(4, 4))), tmp_path / "net.pt2"
+    epitorch.export(model, torch.randn(2, 4), "pt2", out, compiled=True)
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(torch._inductor.aoti_load_package(str(out))(x), model(x))
+
+
+def test_executorch(tmp_path: Path) -> None:
+    pytest.importorskip("executorch", reason="executorch is not installed")
+    model, x = moved(two_axes()), torch.randn(1, 3, 9, 9)
+    for strategy in ("reuse", "size"):
+        report = epitorch.export(model, x, "executorch", tmp_path / "net.pte", strategy=strategy)  # type: ignore[arg-type]
+        assert report.difference < 1e-4
+        assert report.checked == ((1, 3, 9, 9),)
