@@ -134,7 +134,7 @@ def _commit() -> str | None:
 
 def _steps(what: Subject, row: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    model = what.build().eval()
+    model = _awake(what.build()).eval()
     row["step"] = "example input"
     inputs, wanted = _first_that_runs(model, what.inputs)
     before = sum(parameter.numel() for parameter in model.parameters())
@@ -181,6 +181,16 @@ def _steps(what: Subject, row: dict[str, Any]) -> None:
     _check_backward(what, model, inputs)
     _must(row["coverage"] >= COVERAGE, f"{row['coverage']:.1%} of the convertible weight converted")
     row["step"] = None
+
+
+@torch.no_grad()
+def _awake(model: nn.Module) -> nn.Module:
+    """Layers that begin as zero, a head or the end of a branch, would hide whatever comes before them."""
+    for _, layer in weight_layers(model):
+        weight = layer._parameters.get("weight")
+        if weight is not None and not isinstance(weight, nn.UninitializedParameter) and not weight.any():
+            weight.normal_(0, 0.02)
+    return model
 
 
 def _first_that_runs(model: nn.Module, inputs: tuple[tuple[Any, ...], ...]) -> tuple[tuple[Any, ...], Any]:

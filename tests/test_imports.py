@@ -43,6 +43,7 @@ ORDER = [
     "cost",
     "deploy",
     "export",
+    "tuning",
     "models",
 ]
 ORDER += ["results", "checkpoint", "training", "commands", "_help", "_arguments", "cli", "__main__"]

@@ -6,12 +6,13 @@ fractional, circular start indices. The architecture never changes and the model
 
 from epitorch.conversion import ConversionReport, convert_, to_dense_
 from epitorch.cost import Cost, Sensitivity, count, plan, sensitivity
-from epitorch.deploy import Deployment, deploy
+from epitorch.deploy import Deployment
 from epitorch.export import ExportReport, export
 from epitorch.models.mobilenetv2 import mobilenetv2_plan
 from epitorch.nn import EpitomeLayer, learner_starts
 from epitorch.optim import param_groups
 from epitorch.plans import LayerPlan, Plan
+from epitorch.tuning import deploy
 from epitorch.warmstart import activation_moments, reestimate_batch_norm_
 
 __version__ = "0.1.0"

@@ -7,6 +7,11 @@ import tempfile
 from pathlib import Path
 
 
+def cache_dir() -> Path:
+    """Return `$EPITORCH_CACHE`, or `~/.cache/epitorch` where that is not set."""
+    return Path(os.environ.get("EPITORCH_CACHE") or "~/.cache/epitorch")
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a crash at any moment, finds the old content or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)

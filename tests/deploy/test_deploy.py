@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import epitorch
+from epitorch import deploy
 from epitorch.cost import Reason, count
-from epitorch.deploy import Deployment, ParityError, deploy
+from epitorch.deploy import Deployment, ParityError
 from epitorch.deploy.reuse import ReuseLayer
 from epitorch.errors import InputError, StartsError
 from epitorch.models.mobilenetv2 import mobilenetv2, mobilenetv2_plan

@@ -20,7 +20,8 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 import epitorch
-from epitorch.deploy import ParityError, deploy
+from epitorch import deploy
+from epitorch.deploy import ParityError
 from epitorch.errors import ExportError, InputError, MissingExtraError
 from epitorch.export import TARGETS
 from epitorch.export._onnx import run_onnx

@@ -68,6 +68,11 @@ Reason = Literal[
     "no saving",
     "not run by the example input",
     "a forward of its own",
+    "fastest here",
+    "smallest that is fast enough",
+    "folding is as fast",
+    "the whole network is faster so",
+    "cost model",
 ]
 """Why a layer runs as it does, or why a strategy was declined. A closed list."""
 
@@ -150,12 +155,13 @@ class Interpolated(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """How one layer runs, and why not otherwise."""
+    """How one layer runs, and why not otherwise; seconds of one pass where they were measured."""
 
     strategy: Strategy
     operations: Operations
     reason: Reason
     declined: tuple[tuple[Strategy, Reason], ...] = ()
+    seconds: tuple[tuple[Strategy, float], ...] = ()
 
 
 @dataclass(frozen=True)

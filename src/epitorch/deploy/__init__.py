@@ -1,7 +1,8 @@
 """From a trained model to a plain module for inference."""
 
-from epitorch.deploy._deploy import deploy
+from epitorch.deploy._deploy import Chooser, deploy_as, deploy_by
 from epitorch.deploy._parity import ParityError
+from epitorch.deploy.choose import DeployStrategy
 from epitorch.deploy.report import Deployment, LayerDeployment
 
-__all__ = ["Deployment", "LayerDeployment", "ParityError", "deploy"]
+__all__ = ["Chooser", "DeployStrategy", "Deployment", "LayerDeployment", "ParityError", "deploy_as", "deploy_by"]

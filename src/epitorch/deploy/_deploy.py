@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,53 +15,47 @@ from epitorch.cost._trace import Trace, as_arguments, epitome_layers, quiet, ten
 from epitorch.cost.analysis import geometry_of
 from epitorch.cost.formulas import Choice, dense_madds
 from epitorch.deploy._parity import ParityError, check_parity
-from epitorch.deploy.choose import DEPLOY_STRATEGIES, DeployStrategy, choices
+from epitorch.deploy.choose import DeployStrategy, choices
 from epitorch.deploy.report import Deployment, LayerDeployment
 from epitorch.deploy.reuse import reuse_layer
-from epitorch.errors import InputError, check_is_model, explain, suggest
+from epitorch.errors import check_is_model
 from epitorch.nn import EpitomeLayer
 
+Chooser = Callable[[nn.Module, Trace], dict[str, Choice]]
 _AMPLIFIED = 100  # on the tolerance, where float64 shows that a difference in float32 is rounding, made larger
 
 
-def deploy(model: nn.Module, example_input: Tensor | tuple[Any, ...], strategy: DeployStrategy = "reuse") -> nn.Module:
-    """Make a module for inference without learners that computes what `model` computes in eval mode.
+def deploy_as(
+    model: nn.Module, example_input: Tensor | tuple[Any, ...], strategy: DeployStrategy = "reuse"
+) -> nn.Module:
+    """`epitorch.deploy` for "dense" and "reuse", which need no measurement; see there."""
+    return deploy_by(model, example_input, strategy, lambda _, record: choices(record, strategy))
 
-    "dense" folds every epitome into a plain torch layer. "reuse" runs each layer by product map, channel
-    wrapping or sums along diagonals (method section 5), whichever executes the fewest operations on the example, and
-    never makes the dense weight; a layer to which no reuse applies, or that saves nothing, is folded and listed. In
-    the end both models run on the example and must agree; where float32 differs by more than rounding usually does,
-    because the model amplifies it, they must agree in float64.
+
+def deploy_by(model: nn.Module, example_input: Tensor | tuple[Any, ...], strategy: str, choose: Chooser) -> nn.Module:
+    """Copy a model, choose how each epitome layer of the copy runs, make it so, and compare the outputs.
 
     Args:
         model: The trained model; it stays as it is.
         example_input: A tensor, or a tuple of the model's arguments.
-        strategy: "dense" or "reuse".
+        strategy: What was asked for, for the report.
+        choose: From the copy and its trace on the example to a choice for every epitome layer, by name.
 
     Returns:
-        A copy in eval mode. Its attribute `deployment` is the report (`Deployment`); copies keep it.
+        The copy in eval mode with a report as `deployment`.
 
     Raises:
-        InputError: If the strategy is not known, or the example holds no tensor.
         StartsError: If a start is not finite.
         ParityError: If the outputs on the example differ.
-
-    Example:
-        >>> import torch
-        >>> from epitorch.nn import EpitomeLinear
-        >>> net = deploy(EpitomeLinear(8, 64, epitome_shape=(8, 8)), torch.zeros(1, 8))
-        >>> net.deployment.layers[0].strategy
-        'product_map'
     """
     check_is_model(model)
-    _check_strategy(strategy)
     with quiet(model):
         net = copy.deepcopy(model).eval()
     for name, layer in net.named_modules():
         if isinstance(layer, EpitomeLayer):
             layer.qualified_name = layer.qualified_name or name
     record = trace(net, as_arguments(example_input))
-    chosen = choices(record, strategy)
+    chosen = choose(net, record)
     layers = tuple(_row(name, record, choice) for name, choice in chosen.items())
     net = _replaced(net, record, chosen)
     with quiet(net):
@@ -101,18 +96,6 @@ def _doubled(example_input: Any) -> tuple[Any, ...]:
     return tree_map_only(Tensor, lambda value: value.double() if value.is_floating_point() else value, arguments)
 
 
-def _check_strategy(strategy: str) -> None:
-    known: list[str] = list(DEPLOY_STRATEGIES)
-    if strategy not in known:
-        raise InputError(
-            explain(
-                "strategy is not known",
-                expected=" | ".join(known),
-                got=f"{strategy!r}{suggest(str(strategy), known)}",
-            )
-        )
-
-
 def _row(name: str, record: Trace, choice: Choice) -> LayerDeployment:
     layer: Any = record.calls[name].module
     return LayerDeployment(
@@ -123,6 +106,7 @@ def _row(name: str, record: Trace, choice: Choice) -> LayerDeployment:
         choice.declined,
         choice.operations.total,
         dense_madds(layer.spec, geometry_of(record.calls[name], record)),
+        choice.seconds,
     )
 
 

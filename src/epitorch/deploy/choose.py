@@ -11,7 +11,6 @@ from epitorch.cost.formulas import Choice, executed
 from epitorch.nn import EpitomeLayer
 
 DeployStrategy = Literal["dense", "reuse"]
-DEPLOY_STRATEGIES: tuple[DeployStrategy, ...] = ("dense", "reuse")
 
 
 def choices(record: Trace, strategy: DeployStrategy) -> dict[str, Choice]:

@@ -21,6 +21,7 @@ class LayerDeployment:
         declined: Strategies that do not apply, each with its reason.
         madds: Operations that it executes per sample of the example, interpolation included.
         madds_dense: Multiply-adds of the plain layer.
+        seconds: Of one pass by strategy, where they were measured.
     """
 
     name: str
@@ -30,6 +31,7 @@ class LayerDeployment:
     declined: tuple[tuple[Strategy, Reason], ...]
     madds: int
     madds_dense: int
+    seconds: tuple[tuple[Strategy, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,15 @@ class Deployment:
         strategy: What was asked for.
         layers: Every epitome layer of the trained model.
         difference: Largest difference between the two models on the example, over the largest output.
+        network: Which of `networks` this is, where whole networks were measured.
+        networks: Seconds of one pass of each.
     """
 
     strategy: str
     layers: tuple[LayerDeployment, ...]
     difference: float
+    network: str | None = None
+    networks: tuple[tuple[str, float], ...] = ()
 
     @property
     def folded(self) -> tuple[LayerDeployment, ...]:
@@ -52,11 +58,19 @@ class Deployment:
         return tuple(layer for layer in self.layers if layer.strategy == "folded")
 
     def __str__(self) -> str:
-        head = ("layer", "kind", "runs as", "MAdds", "MAdds (dense)", "reason", "declined")
-        rows = [_shown(layer) for layer in self.layers]
+        timed = any(layer.seconds for layer in self.layers)
+        head = ("layer", "kind", "runs as", "MAdds", "MAdds (dense)", "reason", "declined", *["measured"][:timed])
+        rows = [(*_shown(layer), *[_times(layer.seconds)][:timed]) for layer in self.layers]
         counts = f"{len(self.layers) - len(self.folded)} reused, {len(self.folded)} folded"
-        total = f"{counts}; difference to the trained model {self.difference:.1e}"
-        return "\n".join([*aligned([head, *rows], left=(0, 1, 2, 5, 6)), total])
+        lines = [*aligned([head, *rows], left=(0, 1, 2, 5, 6, 7)[: 5 + timed])]
+        if self.network is not None:
+            lines.append(f"network taken: {self.network}; measured: {_times(self.networks)}")
+        lines.append(f"{counts}; difference to the trained model {self.difference:.1e}")
+        return "\n".join(lines)
+
+
+def _times(seconds: Iterable[tuple[str, float]]) -> str:
+    return ", ".join(f"{name} {1e3 * value:.3f} ms" for name, value in sorted(seconds, key=lambda entry: entry[1]))
 
 
 def _shown(layer: LayerDeployment) -> tuple[str, ...]:

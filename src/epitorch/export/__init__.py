@@ -1,5 +1,7 @@
 """From a trained or deployed model to a file for another runtime."""
 
 from epitorch.export._export import TARGETS, ExportReport, export
+from epitorch.export._onnx import open_onnx
+from epitorch.export._openvino import open_openvino
 
-__all__ = ["TARGETS", "ExportReport", "export"]
+__all__ = ["TARGETS", "ExportReport", "export", "open_onnx", "open_openvino"]

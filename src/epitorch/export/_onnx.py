@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from epitorch.errors import ExportError, InputError, explain, require
 from epitorch.export._graph import shrink
 from epitorch.export._job import Job
 
+Run = Callable[[list[Any]], list[Any]]
 OPSET = 20
 _LARGEST = 2**31  # bytes of one protocol buffer
 
@@ -50,19 +52,21 @@ def onnx_bytes(job: Job) -> bytes:
     return content
 
 
-def run_onnx(path: Path, batches: list[tuple[Tensor, ...]]) -> list[list[Tensor]]:
-    """Outputs of ONNX Runtime on one thread of the CPU."""
+def open_onnx(path: Path, threads: int = 1) -> Run:
+    """Load a file into ONNX Runtime on the CPU; the call takes and returns arrays."""
     runtime = require("onnxruntime", "onnx")
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_inputs()]
-    found = []
-    for arguments in batches:
-        feeds = {name: value.numpy() for name, value in zip(names, arguments, strict=True)}
-        found.append([torch.from_numpy(value) for value in session.run(None, feeds)])
-    return found
+    return lambda arrays: session.run(None, dict(zip(names, arrays, strict=True)))
+
+
+def run_onnx(path: Path, batches: list[tuple[Tensor, ...]]) -> list[list[Tensor]]:
+    """Outputs of ONNX Runtime on one thread."""
+    run = open_onnx(path)
+    return [[torch.from_numpy(value) for value in run([value.numpy() for value in batch])] for batch in batches]
 
 
 def check_opset(opset: int | None) -> None:

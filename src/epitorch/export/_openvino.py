@@ -10,7 +10,7 @@ from torch import Tensor
 
 from epitorch.errors import require
 from epitorch.export._job import Job
-from epitorch.export._onnx import onnx_bytes
+from epitorch.export._onnx import Run, onnx_bytes
 
 
 def write_openvino(job: Job, path: Path) -> None:
@@ -28,13 +28,21 @@ def write_openvino(job: Job, path: Path) -> None:
         source.unlink()
 
 
-def run_openvino(path: Path, batches: list[tuple[Tensor, ...]]) -> list[list[Tensor]]:
-    """Outputs of OpenVINO on one thread of the CPU, in full precision."""
+def open_openvino(path: Path, threads: int = 1) -> Run:
+    """Load a file into OpenVINO on the CPU, in full precision; the call takes and returns arrays."""
     openvino = require("openvino", "openvino")
-    options = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
     compiled: Any = openvino.Core().compile_model(path, "CPU", options)
-    found = []
-    for arguments in batches:
-        result = compiled([value.numpy() for value in arguments])
-        found.append([torch.from_numpy(result[output].copy()) for output in compiled.outputs])
-    return found
+    request = compiled.create_infer_request()
+
+    def run(arrays: list[Any]) -> list[Any]:
+        result = request.infer(arrays)
+        return [result[output] for output in compiled.outputs]
+
+    return run
+
+
+def run_openvino(path: Path, batches: list[tuple[Tensor, ...]]) -> list[list[Tensor]]:
+    """Outputs of OpenVINO on one thread."""
+    run = open_openvino(path)
+    return [[torch.from_numpy(v.copy()) for v in run([value.numpy() for value in batch])] for batch in batches]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from epitorch.cost._trace import as_arguments, epitome_layers, eval_copy, quiet, tensors
-from epitorch.deploy import deploy
+from epitorch.deploy import deploy_as
 from epitorch.deploy.reuse import ReuseLayer
 from epitorch.errors import InputError, explain
 from epitorch.export._generate import GeneratedWeight
@@ -44,7 +44,7 @@ def deployed(model: nn.Module, arguments: Arguments, strategy: ExportStrategy) -
     flat_output(trained, arguments)  # what does not run at all should fail with its own message
     net = trained
     if epitome_layers(trained):
-        net = deploy(trained, arguments, "dense" if strategy == "dense" else "reuse")
+        net = deploy_as(trained, arguments, "dense" if strategy == "dense" else "reuse")
     if strategy == "size":
         _generate_folded(net, trained)
         for layer in net.modules():

@@ -13,14 +13,11 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from epitorch._files import cache_dir
+
 log = logging.getLogger(__name__)
 
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile)
-
-
-def cache_dir() -> Path:
-    """Return `$EPITORCH_CACHE`, or `~/.cache/epitorch` where that is not set."""
-    return Path(os.environ.get("EPITORCH_CACHE") or "~/.cache/epitorch")
 
 
 def content_key(files: Iterable[Path], version: str) -> str:

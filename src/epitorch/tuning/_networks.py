@@ -1,0 +1,68 @@
+"""Which of the networks that can be made of the layers is fastest as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from epitorch.cost.formulas import Reason
+from epitorch.deploy import Deployment, deploy_as
+from epitorch.errors import EpitorchError
+from epitorch.timing import alternate
+from epitorch.tuning._runtimes import Running, Runtime, load
+
+_ROUNDS = 11
+_REASON: Reason = "the whole network is faster so"
+
+
+def fastest_network(
+    model: nn.Module, chosen: nn.Module, arguments: tuple[Any, ...], runtime: Runtime, folder: Path, threads: int
+) -> nn.Module:
+    """Time whole networks side by side and return the fastest.
+
+    Args:
+        model: The trained model.
+        chosen: Deployed with the strategies that were fastest layer by layer.
+        arguments: Example.
+        runtime: Where it will run.
+        folder: For files in between.
+        threads: Of the runtime.
+
+    Returns:
+        One of the networks; its `deployment` names them all with their times.
+    """
+    nets, running = {}, {}
+    for name, net in _candidates(model, chosen, arguments, runtime):
+        try:
+            running[name] = load(net, arguments, runtime, folder, name.replace(" ", "_"), threads)
+        except EpitorchError:
+            if name == "as chosen":
+                raise  # what the user asked for; the others are offers
+            continue
+        nets[name] = net
+    times = {name: min(value.seconds) for name, value in _timed(running).items()}
+    fastest = min(times, key=lambda name: times[name])
+    report: Any = nets[fastest].deployment
+    seconds = {layer.name: layer.seconds for layer in chosen.deployment.layers}  # type: ignore[union-attr]
+    layers = tuple(
+        replace(layer, seconds=seconds.get(layer.name, ()), reason=_REASON if fastest != "as chosen" else layer.reason)
+        for layer in report.layers
+    )
+    full = Deployment("auto", layers, report.difference, fastest, tuple(times.items()))
+    setattr(nets[fastest], "deployment", full)  # noqa: B010 - nn.Module declares tensors and modules only
+    return nets[fastest]
+
+
+def _timed(running: dict[str, Running]) -> dict[str, Any]:
+    return dict(alternate({name: one.call for name, one in running.items()}, rounds=_ROUNDS))
+
+
+def _candidates(
+    model: nn.Module, chosen: nn.Module, arguments: tuple[Any, ...], runtime: Runtime
+) -> Iterator[tuple[str, nn.Module]]:
+    yield "as chosen", chosen
+    yield "folded", deploy_as(model, arguments, "dense")
