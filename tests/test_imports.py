@@ -44,6 +44,7 @@ ORDER = [
     "deploy",
     "export",
     "tuning",
+    "bench",
     "models",
 ]
 ORDER += ["results", "checkpoint", "training", "commands", "_help", "_arguments", "cli", "__main__"]

@@ -8,6 +8,7 @@ MAIN = """
       epitorch train cifar10-short/dense --data DIR        train a recipe on CIFAR-10
       epitorch count epitorch:mobilenetv2                  parameters and multiply-adds
       epitorch plan timm:resnet50 --ratio 2 --out p.yaml   a smaller epitome for every layer, within a budget
+      epitorch bench timm:resnet50 --plan p.yaml           time both, side by side, in every runtime
 
     exit codes: 0 done, 1 failed, 2 wrong input, 130 stopped by Ctrl-C.
     EPITORCH_DEBUG=1 shows where an error came from.
@@ -111,4 +112,19 @@ EXPORT = """
     examples (after the one of `epitorch demo`):
       epitorch export runs/demo/epitome --to onnx --out digits.onnx --data digits
       epitorch export runs/demo/epitome --to openvino --out digits.xml --strategy size --json
+"""
+BENCH = """
+    Time networks side by side in torch, ONNX Runtime and OpenVINO: each round runs all of them once, one after the
+    other, so that what else the machine does meets all alike. Latency with its spread, speed-up over the first
+    network, throughput, bytes, peak memory, parameters and multiply-adds.
+
+    MODEL is a model's name (fresh weights: times do not depend on them), a checkpoint's folder, or recipe:NAME, the
+    network of a recipe before training. Networks with epitomes are deployed for each runtime (--strategy auto: by
+    measurement). --plan FILE adds the first network, converted by that plan.
+
+    examples:
+      epitorch bench epitorch:digits_cnn --input 1,1,8,8 --runtime torch --rounds 5
+      epitorch bench recipe:cifar10-short/dense recipe:cifar10-short/narrow-0.18 \\
+          recipe:cifar10-short/epitome-0.18-learner --input 1,3,32,32 --batch 1 32 --out bench.json
+      epitorch bench torchvision:resnet18 --plan plan.yaml --runtime onnxruntime openvino
 """

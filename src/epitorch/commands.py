@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import copy
+import json
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from epitorch._files import write_atomic
+from epitorch.bench import BenchReport, bench
 from epitorch.checkpoint import CheckpointConfig, ModelInput, load_checkpoint, save_checkpoint
 from epitorch.conversion import ConversionReport, Init, convert_
 from epitorch.cost import Cost, count, plan
@@ -226,6 +230,72 @@ def _test_images(data: str, known: ModelInput | None, name: str, number: int) ->
     arrays = load_images(data, "test")
     check_images(arrays, known)
     return Normalize(known.mean, known.std)(arrays.images[:number])
+
+
+def bench_named(
+    names: Sequence[str],
+    plan_file: Path | None = None,
+    *,
+    input_shape: tuple[int, ...] | None = None,
+    runtimes: Sequence[str] | None = None,
+    batches: Sequence[int] = (1,),
+    strategy: str = "auto",
+    threads: int = 1,
+    rounds: int = 20,
+    memory: bool = True,
+    out: Path | None = None,
+    allow_factory: bool = False,
+) -> BenchReport:
+    """Measure networks side by side.
+
+    Args:
+        names: Models as `build_model` takes them, folders of checkpoints, or `recipe:NAME`; the others are compared to
+            the first.
+        plan_file: Adds the first network, converted by this plan.
+        input_shape: Shape of the input; default (1, 3, 224, 224), for a checkpoint that of its images.
+        runtimes: As for `epitorch.bench.bench`, and so all that follow.
+        batches: See there.
+        strategy: See there.
+        threads: See there.
+        rounds: See there.
+        memory: See there.
+        out: Write the report to this JSON file.
+        allow_factory: As for `load_checkpoint`.
+
+    Raises:
+        InputError: If there is no such model, or an argument is not valid.
+    """
+    built = {name: _named_network(name, allow_factory) for name in names}
+    models = {name: model for name, (model, _) in built.items()}
+    shape = input_shape or built[names[0]][1]
+    if plan_file is not None:
+        converted = copy.deepcopy(models[names[0]])
+        convert_(converted, Plan.load(plan_file))
+        models[f"{names[0]} by {plan_file}"] = converted
+    chosen: Any = runtimes, strategy  # checked there
+    report = bench(
+        models,
+        torch.randn(shape, generator=torch.Generator().manual_seed(0)),
+        runtimes=chosen[0],
+        batches=batches,
+        strategy=chosen[1],
+        threads=threads,
+        rounds=rounds,
+        memory=memory,
+    )
+    if out is not None:
+        write_atomic(out, (json.dumps(report.to_dict(), indent=1) + "\n").encode())
+    return report
+
+
+def _named_network(name: str, allow_factory: bool) -> tuple[nn.Module, tuple[int, ...]]:
+    if not name.startswith("recipe:"):
+        return _named_model(name, allow_factory)
+    from epitorch.training.recipe import load_recipe
+    from epitorch.training.starting import first_model
+
+    with torch.random.fork_rng(devices=[]):
+        return first_model(load_recipe(name.removeprefix("recipe:"))).model, (1, 3, 224, 224)
 
 
 def _refuse_used(name: str, out: Path, overwrite: bool) -> None:

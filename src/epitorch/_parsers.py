@@ -1,0 +1,168 @@
+"""The command line's arguments."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from epitorch import __version__, _help
+from epitorch._arguments import amount, folder, sizes
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands; `command` names the one that was given."""
+    made = _described(argparse.ArgumentParser, _help.MAIN, prog="epitorch")
+    made.add_argument("--version", action="version", version=f"epitorch {__version__}")
+    commands = made.add_subparsers(title="commands", metavar="COMMAND")
+    for add in (_add_demo, _add_plan, _add_convert, _add_train, _add_eval, _add_count, _add_bench, _add_export):
+        add(commands)
+    return made
+
+
+def _described(make: Any, text: str, **options: Any) -> argparse.ArgumentParser:
+    layout = argparse.RawDescriptionHelpFormatter
+    description = textwrap.dedent(text).strip()
+    return make(description=description, formatter_class=layout, **options)
+
+
+def _add_demo(commands: Any) -> None:
+    parser = _described(
+        commands.add_parser, _help.DEMO, name="demo", help="train on handwritten digits, no data needed"
+    )
+    parser.add_argument("--out", type=folder, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.set_defaults(command="demo")
+
+
+def _add_train(commands: Any) -> None:
+    parser = _described(commands.add_parser, _help.TRAIN, name="train", help="train a recipe and measure the result")
+    parser.add_argument("recipe", metavar="RECIPE", help="YAML file, or a name under recipes/")
+    _add_data(parser)
+    parser.add_argument("--out", type=folder, metavar="DIR", help="default: runs/RECIPE/seedN")
+    parser.add_argument("--seed", type=int, metavar="N", help="default: the recipe's")
+    parser.add_argument("--max-steps", type=int, metavar="N", help="at most so many steps, for a trial")
+    parser.add_argument("--overwrite", action="store_true", help="replace the results in --out")
+    _add_device(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(command="train")
+
+
+def _add_eval(commands: Any) -> None:
+    parser = _described(commands.add_parser, _help.EVAL, name="eval", help="measure a checkpoint on the test images")
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="its folder, or the run's")
+    _add_data(parser)
+    parser.add_argument("--split", default="test", metavar="NAME", help="default: test")
+    _add_device(parser)
+    _add_allow_factory(parser)
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.set_defaults(command="eval")
+
+
+def _add_count(commands: Any) -> None:
+    parser = _described(commands.add_parser, _help.COUNT, name="count", help="parameters and multiply-adds of a model")
+    parser.add_argument("model", metavar="MODEL", help="a model's name, or a checkpoint's folder")
+    parser.add_argument(
+        "--input",
+        type=sizes,
+        metavar="N,C,H,W",
+        help="shape of the input; default 1,3,224,224, for a checkpoint that of its images",
+    )
+    _add_allow_factory(parser)
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.set_defaults(command="count")
+
+
+def _add_plan(commands: Any) -> None:
+    parser = _described(
+        commands.add_parser, _help.PLAN, name="plan", help="choose an epitome for every layer by a budget"
+    )
+    parser.add_argument("model", metavar="MODEL", help="a model's name, or a checkpoint's folder")
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--params", type=amount, metavar="N", help="at most so many parameters, such as 2.1M")
+    budget.add_argument("--madds", type=amount, metavar="N", help="at most so many multiply-adds per sample")
+    budget.add_argument("--ratio", type=float, metavar="R", help="so many times fewer parameters")
+    parser.add_argument("--input", type=sizes, metavar="N,C,H,W", help="shape of the input; default 1,3,224,224")
+    parser.add_argument("--policy", default="uniform", help="uniform | front_heavy | sensitivity; default: uniform")
+    parser.add_argument("--form", default="auto", help="starts: auto | separable | grid | fine; default: auto")
+    parser.add_argument("--axes", default="auto", help="channel axes: auto | out | in | both; default: auto")
+    parser.add_argument("--index", default="learner", help="learner | direct | fixed; default: learner")
+    parser.add_argument("--align", type=int, default=1, metavar="N", help="epitome channels in multiples of N")
+    parser.add_argument("--skip", nargs="+", default=[], metavar="PAT", help="layers to leave, such as 'layer4.*'")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PAT", help="leave all layers but these")
+    parser.add_argument("--depthwise", action="store_true", help="compress depthwise convolutions too")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="plan.yaml or plan.json")
+    _add_allow_factory(parser)
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.set_defaults(command="plan")
+
+
+def _add_convert(commands: Any) -> None:
+    parser = _described(commands.add_parser, _help.CONVERT, name="convert", help="write a model converted by a plan")
+    parser.add_argument("model", metavar="MODEL", help="a model's name, or the checkpoint folder of a dense one")
+    parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help="what `epitorch plan` wrote")
+    parser.add_argument("--out", type=folder, required=True, metavar="DIR", help="folder of the checkpoint")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the fresh weights; default: 0")
+    parser.add_argument(
+        "--init",
+        choices=("fresh", "least_squares"),
+        default="fresh",
+        help="least_squares: the epitomes nearest to the model's weights; default: fresh",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier conversion in --out")
+    _add_allow_factory(parser)
+    parser.set_defaults(command="convert")
+
+
+def _add_export(commands: Any) -> None:
+    parser = _described(
+        commands.add_parser, _help.EXPORT, name="export", help="write a checkpoint's network for another runtime"
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="its folder, or the run's")
+    parser.add_argument("--to", default="onnx", help="onnx | openvino | pt2 | executorch; default: onnx")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="ends in .onnx, .xml, .pt2 or .pte")
+    parser.add_argument("--strategy", default="reuse", help="reuse | size | dense; default: reuse")
+    parser.add_argument("--dynamic", help="batch | all | none; default: batch (executorch: none)")
+    parser.add_argument("--opset", type=int, metavar="N", help="of ONNX; default: 20")
+    parser.add_argument("--fp16", action="store_true", help="openvino: store weights in 16 bits")
+    parser.add_argument("--compiled", action="store_true", help="pt2: compile for this machine")
+    parser.add_argument("--data", metavar="PATH", help="compare on test images from this folder, or the word digits")
+    parser.add_argument("--input", type=sizes, metavar="N,C,H,W", help="shape of the example; default: one image")
+    _add_allow_factory(parser)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(command="export")
+
+
+def _add_bench(commands: Any) -> None:
+    parser = _described(commands.add_parser, _help.BENCH, name="bench", help="time networks side by side")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="names, checkpoints, or recipe:NAME")
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="add the first network, converted by this plan")
+    parser.add_argument("--input", type=sizes, metavar="N,C,H,W", help="shape of the input; default 1,3,224,224")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1], metavar="N", help="batch sizes; default: 1")
+    parser.add_argument("--runtime", nargs="+", help="torch | onnxruntime | openvino; default: those installed")
+    parser.add_argument("--strategy", default="auto", help="auto | reuse | dense; default: auto")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of every runtime; default: 1")
+    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="default: 20")
+    parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the report as JSON")
+    _add_allow_factory(parser)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(command="bench")
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", required=True, metavar="PATH", help="folder of the images, or the word digits")
+
+
+def _add_allow_factory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow-factory", action="store_true", help="run the package.module:factory that a checkpoint names"
+    )
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--accelerator", choices=("auto", "cpu", "cuda"), default="auto", help="default: CUDA where there is one"
+    )
