@@ -23,6 +23,7 @@ from epitorch.deploy._layout_order import Order, mixing_matrix, tiling
 _CONDITION = 50.0  # a part is folded only if undoing it costs less than two decimal digits
 _CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS: tuple[Any, ...] = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_NEGLIGIBLE = 2.0**-60
 Parts = tuple[fx.Node, ...]
 
 
@@ -220,8 +221,8 @@ def _scatter(
     first = _best(rows)
     if first is None:
         source = product_map(weight)
-        made = zip(rows, scales, shifts, strict=True)
-        return tuple(emit.mix("expand", _rows(scale, r), shift, source) for r, scale, shift in made)
+        cut = zip(rows, scales, shifts, strict=True)
+        return tuple(emit.mix("expand", _rows(scale, r), shift, source) for r, scale, shift in cut)
     own = _Folded.of(scales[first], shifts[first])
     source = product_map(_rows(own.scale, _left(rows[first], weight)), own.shift)
     made = []
@@ -264,10 +265,15 @@ def _best(rows: tuple[Tensor, ...]) -> int | None:
 
 
 def _relative(matrix: Tensor, reference: Tensor) -> Tensor:
-    """matrix · reference^-1, exact where both are permutations."""
+    """matrix · reference^-1, exact where both are permutations.
+
+    The inverse of a fractional shift decays geometrically. What lies below float64's precision is cut off: as float32
+    it would become denormal numbers, with which processors are many times slower.
+    """
     if tiling(reference) is not None:
         return matrix @ reference.t()
-    return torch.linalg.solve(reference.t(), matrix.t()).t()
+    ratio = torch.linalg.solve(reference.t(), matrix.t()).t()
+    return ratio.where(ratio.abs() > _NEGLIGIBLE * ratio.abs().max(), 0.0)
 
 
 def _is_identity(matrix: Tensor) -> bool:
