@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +12,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from epitorch.cost._trace import as_arguments, quiet
-from epitorch.deploy._layout_emit import Emitter, Parts, emit_layer
+from epitorch.deploy._layout_emit import HOME, Emitter, Parts, emit_layer
 from epitorch.deploy._layout_graph import Space, Traced, affine_of, shape_of, trace_layout
 from epitorch.deploy._layout_order import Order, choose_order
 from epitorch.deploy._parity import check_parity
 from epitorch.deploy.reuse import ReuseLayer
-from epitorch.errors import InputError, explain
+
+_OUT_OF_PLACE: dict[Any, Any] = {operator.iadd: operator.add, operator.imul: operator.mul, "relu_": "relu"}
 
 
 @dataclass(frozen=True)
@@ -45,16 +48,18 @@ class NetworkLayout:
         layers: The layers that were rewritten.
         kept: Layers with reuse that stay as they were, by name: something around them is not known.
         difference: Largest difference to the deployed network on the example, over the largest output.
+        refused: Why the whole network stays as it is; None if it was rewritten.
     """
 
     layers: tuple[LaidOutLayer, ...]
     kept: tuple[str, ...]
     difference: float
+    refused: str | None = None
 
 
 def lay_out(
     net: nn.Module, example_input: Tensor | tuple[Any, ...], *, permute: bool = True, split: bool = True
-) -> fx.GraphModule:
+) -> nn.Module:
     """Rewrite a deployed network so that runtimes keep their layout: no gathers, slices or loose batch norms.
 
     The function stays the same. Batch norms go into the layers before them. Rotations by whole positions go into the
@@ -70,37 +75,47 @@ def lay_out(
         split: Keep wrapped channels in several tensors.
 
     Returns:
-        A graph of plain torch modules, in eval mode. Its attribute `layout` is the report (`NetworkLayout`).
+        A graph of plain torch modules, in eval mode; a copy of the network where `torch.fx` cannot trace it. Its
+        attribute `layout` is the report (`NetworkLayout`).
 
     Raises:
-        InputError: If `torch.fx` cannot trace the network.
+        InputError: If the example holds no tensor.
         ParityError: If the outputs on the example differ.
+
+    Example:
+        >>> import torch, epitorch
+        >>> from epitorch.nn import EpitomeConv2d
+        >>> net = torch.nn.Sequential(EpitomeConv2d(8, 16, 3, epitome_shape=(8, 8, 3, 3)), torch.nn.BatchNorm2d(16))
+        >>> x = torch.randn(1, 8, 6, 6)
+        >>> lay_out(epitorch.deploy(net.eval(), x), x).layout.layers[0].mixes
+        1
     """
     arguments = as_arguments(example_input)
+    names = [name for name, module in net.named_modules() if isinstance(module, ReuseLayer)]
     with quiet(net), torch.no_grad():
+        expected = net(*arguments)
         traced = _traced(net, arguments)
+        if isinstance(traced, str):
+            return _with_report(copy.deepcopy(net), NetworkLayout((), tuple(names), 0.0, traced))
         writer = _Writer(traced, _orders(traced, permute, split))
         laid_out = writer.write()
-        difference = check_parity(net(*arguments), laid_out(*arguments))
-    layers = tuple(writer.rows)
-    names = [name for name, module in net.named_modules() if isinstance(module, ReuseLayer)]
-    kept = tuple(name for name in names if name not in {row.name for row in layers})
-    setattr(laid_out, "layout", NetworkLayout(layers, kept, difference))  # noqa: B010 - not a tensor nor a module
-    return laid_out
+        difference = check_parity(expected, laid_out(*arguments))
+    kept = set(names) - {row.name for row in writer.rows}
+    report = NetworkLayout(tuple(writer.rows), tuple(name for name in names if name in kept), difference)
+    return _with_report(laid_out, report)
 
 
-def _traced(net: nn.Module, arguments: tuple[Any, ...]) -> Traced:
+def _with_report(net: nn.Module, report: NetworkLayout) -> nn.Module:
+    setattr(net, "layout", report)  # noqa: B010 - nn.Module declares tensors and modules only
+    return net
+
+
+def _traced(net: nn.Module, arguments: tuple[Any, ...]) -> Traced | str:
+    """The traced network, or why there is none. Tracing runs the network's own code: it may raise anything."""
     try:
         return trace_layout(net, arguments)
     except Exception as error:
-        raise InputError(
-            explain(
-                "the network cannot be laid out",
-                expected="a network that torch.fx.symbolic_trace can trace",
-                got=f"{type(error).__name__}: {error}",
-                fix="use the deployed network as it is",
-            )
-        ) from error
+        return f"torch.fx cannot trace it: {type(error).__name__}: {error}"
 
 
 def _orders(traced: Traced, permute: bool, split: bool) -> dict[Space, Order]:
@@ -113,6 +128,8 @@ class _Writer:
     def __init__(self, traced: Traced, orders: dict[Space, Order]) -> None:
         self._traced, self._orders = traced, orders
         self._graph, self._root = fx.Graph(), nn.Module()
+        self._root.add_module(HOME, nn.Module())
+        self._copied: set[str] = set()
         self._parts: dict[fx.Node, Parts] = {}
         self._emit = Emitter(self._root, self._graph, torch.empty(0))
         self._norms = {source: norm for norm, source in traced.folded.items()}
@@ -140,11 +157,18 @@ class _Writer:
         return self._orders[self._traced.spaces[node]]
 
     def _copy(self, node: fx.Node, part: int) -> fx.Node:
-        if node.op == "call_module" and not hasattr(self._root, str(node.target)):
-            _add(self._root, str(node.target), self._traced.layer(node))
-        if node.op == "get_attr":
-            _add(self._root, str(node.target), _attribute(self._traced.module, str(node.target)))
-        return self._graph.node_copy(node, lambda source: self._parts[source][part])
+        """The same operator on one part. Parts may be one tensor, so that nothing may happen in place."""
+        if node.op in ("call_module", "get_attr") and node.target not in self._copied:
+            self._copied.add(str(node.target))
+            value = copy.deepcopy(_attribute(self._traced.module, str(node.target)))
+            if self._traced.kinds[node] == "channelwise" and hasattr(value, "inplace"):
+                value.inplace = False
+            _add(self._root, str(node.target), value)
+        made = self._graph.node_copy(node, lambda source: self._parts[source][part])
+        if self._traced.kinds[node] == "channelwise":
+            made.target = _OUT_OF_PLACE.get(node.target, node.target)
+            made.kwargs = {**made.kwargs, "inplace": False} if "inplace" in made.kwargs else made.kwargs
+        return made
 
     def _norm(self, node: fx.Node) -> Parts:
         norm, order = self._traced.layer(node), self._order(node)

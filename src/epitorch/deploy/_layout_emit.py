@@ -24,6 +24,7 @@ _CONDITION = 50.0  # a part is folded only if undoing it costs less than two dec
 _CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS: tuple[Any, ...] = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _NEGLIGIBLE = 2.0**-60
+HOME = "laid_out"  # submodule that holds what is new
 Parts = tuple[fx.Node, ...]
 
 
@@ -54,11 +55,10 @@ class Emitter:
     def call(self, kind: str, module: nn.Module, source: fx.Node) -> fx.Node:
         """Apply a new module."""
         self.added.append(kind)
-        name = f"{self.name}_{kind}"
-        while hasattr(self.root, name):
-            name += "_"
-        self.root.add_module(name, module.to(self.like).eval().requires_grad_(False))
-        return self.graph.call_module(name, (source,))
+        name = f"{self.name}_{kind}_{len(self.added)}"
+        home = self.root.get_submodule(HOME)
+        home.add_module(name, module.to(self.like).eval().requires_grad_(False))
+        return self.graph.call_module(f"{HOME}.{name}", (source,))
 
     def mix(self, kind: str, matrix: Tensor, shift: Tensor | None, source: fx.Node) -> fx.Node:
         """A matrix over the channels: a 1x1 convolution."""
@@ -116,7 +116,7 @@ def emit_layer(
         Its output, in the order `orders[1]`.
     """
     kernel = layer.weight if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) else layer.kernel
-    weight = (layer.epitome if kernel is None else kernel).detach().double()
+    weight = (layer.epitome if kernel is None else kernel).detach().double().cpu()
     source, weight = _gather(emit, layer, parts, orders[0], weight)
     a_out = mixing_matrix(layer, "out")
     scales, shifts = orders[1].split(affine[0]), orders[1].split(affine[1])

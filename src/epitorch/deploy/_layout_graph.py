@@ -30,11 +30,12 @@ _CHANNELWISE_MODULES = (
 )
 _CHANNELWISE_FUNCTIONS: tuple[Any, ...] = (
     *(F.relu, torch.relu, F.relu6, F.silu, F.gelu, F.hardswish, torch.sigmoid, F.dropout),
-    *(F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d),
     *("relu", "relu_", "sigmoid", "contiguous"),
 )
+_POOLS_2D: tuple[Any, ...] = (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)
 _ARITHMETIC: tuple[Any, ...] = (operator.add, operator.iadd, operator.mul, operator.imul, torch.add, torch.mul)
-_FLATTEN: tuple[Any, ...] = (torch.flatten, "flatten", nn.Flatten)
+_TO_VECTORS: tuple[Any, ...] = (torch.flatten, "flatten", torch.mean, "mean")
+_IN_PLACE: tuple[Any, ...] = (operator.iadd, operator.imul, "relu_")
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,23 +115,37 @@ def _kind(node: fx.Node, module: fx.GraphModule, calls: Counter[Any]) -> str:
         return "other"
     if node.op == "call_module":
         return _kind_of_module(node, module.get_submodule(str(node.target)), calls[node.target])
-    if node.target in _FLATTEN:
-        return "channelwise" if _flattens_nothing(node) else "other"
+    return "channelwise" if _function_is_channelwise(node, [s for s in shapes if s is not None]) else "other"
+
+
+def _function_is_channelwise(node: fx.Node, shapes: list[tuple[int, ...]]) -> bool:
+    if _in_place(node) and len(node.all_input_nodes[0].users) > 1:  # the others see the change too
+        return False
+    if node.target in _TO_VECTORS:
+        return len(shapes) == 2 and _keeps_channels(node)
+    if node.target in _POOLS_2D:
+        return len(shapes[1]) == 4
     if node.target in _CHANNELWISE_FUNCTIONS:
-        return "channelwise" if len(node.all_input_nodes) == 1 else "other"
-    if node.target in _ARITHMETIC:
-        alike = len({(len(s), s[1]) for s in shapes if s is not None}) == 1
-        return "channelwise" if alike else "other"
-    return "other"
+        return len(shapes) == 2
+    return node.target in _ARITHMETIC and len({(len(shape), shape[1]) for shape in shapes}) == 1
+
+
+def _in_place(node: fx.Node) -> bool:
+    return node.target in _IN_PLACE or bool(node.kwargs.get("inplace"))
 
 
 def _kind_of_module(node: fx.Node, layer: nn.Module, calls: int) -> str:
+    source = node.all_input_nodes[0]
     if len(node.args) != 1 or node.kwargs or _has_hooks(layer):
         return "other"
+    if getattr(layer, "inplace", False) and len(source.users) > 1:
+        return "other"
     if isinstance(layer, nn.Flatten):
-        return "channelwise" if layer.start_dim == 1 and _flattens_nothing(node) else "other"
+        return "channelwise" if layer.start_dim == 1 and _keeps_channels(node) else "other"
     if type(layer) in _CHANNELWISE_MODULES:
-        return "channelwise"
+        digits = [int(c) for c in type(layer).__name__ if c in "123"]  # a 2-D pool takes three axes for one sample
+        dims = len(shape_of(source) or ())
+        return "channelwise" if dims in [d + 2 for d in digits or [dims - 2]] else "other"
     if calls > 1:
         return "other"
     if type(layer) in _NORMS and layer.running_mean is not None:
@@ -158,10 +173,12 @@ def _has_hooks(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
-def _flattens_nothing(node: fx.Node) -> bool:
-    """Flattening leaves the channels as they are where one position is left."""
+def _keeps_channels(node: fx.Node) -> bool:
+    """Samples and channels stay as they are, one position is left: a flattening of 1x1 or a mean over positions."""
     before, after = shape_of(node.all_input_nodes[0]), shape_of(node)
-    return before is not None and after == before[:2] and all(n == 1 for n in before[2:])
+    if before is None or after is None or after[:2] != before[:2] or len(after) not in (2, len(before)):
+        return False
+    return all(n == 1 for n in (*after[2:], *([] if "mean" in str(node.target) else before[2:])))
 
 
 def _folds(norm: fx.Node, kinds: dict[fx.Node, str]) -> bool:
