@@ -36,7 +36,7 @@ import torchvision
 from torch import Tensor, nn
 
 import epitorch
-from epitorch.deploy._layout import lay_out
+from epitorch.deploy import lay_out
 from epitorch.nn import EpitomeConv2d, EpitomeLayer
 
 CONFIGURATIONS = {"filters 0.5": (0.5, 1.0), "filters 0.25": (0.25, 1.0), "both axes 0.5": (0.5, 0.5)}
@@ -47,6 +47,9 @@ Run = Callable[[], np.ndarray]
 
 def main() -> int:
     arguments = _arguments()
+    if arguments.table:
+        print("\n".join(row for path in arguments.table for row in table(json.loads(path.read_text(encoding="utf-8")))))
+        return 0
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     report: dict[str, Any] = {**_environment(arguments), "models": {}}
@@ -67,7 +70,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--configurations", nargs="+", default=list(CONFIGURATIONS), choices=list(CONFIGURATIONS))
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--variants", action="store_true", help="the networks laid out in part, too")
+    parser.add_argument("--table", nargs="+", type=Path, help="print these reports as a table; measure nothing")
     return parser.parse_args()
+
+
+def table(report: dict[str, Any]) -> list[str]:
+    """Markdown rows: speedup over the dense network and share of the bound, per runtime."""
+    rows = []
+    for model, configurations in report["models"].items():
+        for configuration, measured in configurations.items():
+            for name in [name for name in measured[RUNTIMES[0]] if name != "dense"]:
+                cells = [f"{measured[r][name]['speedup']:.2f}x ({measured[r][name]['of_bound']:.0%})" for r in RUNTIMES]
+                rows.append(f"| {model}, {configuration} | {name} | {' | '.join(cells)} |")
+    return rows
 
 
 # ---- networks ----
@@ -254,6 +269,14 @@ def _summary(times: list[tuple[float, float]], dense: list[tuple[float, float]])
     }
 
 
+def _command() -> str:
+    """As it was called, less where the report went."""
+    words = list(sys.argv)
+    if "--out" in words:
+        del words[words.index("--out") : words.index("--out") + 2]
+    return "python " + " ".join(words)
+
+
 def _environment(arguments: argparse.Namespace) -> dict[str, Any]:
     import onnxruntime
     import openvino
@@ -261,7 +284,7 @@ def _environment(arguments: argparse.Namespace) -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return {
         "what": "one image of 224x224, float32, one thread; speedup = dense / network, of_bound = speedup / tiling's",
-        "command": "python " + " ".join(sys.argv),
+        "command": _command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
             "torch": torch.__version__,

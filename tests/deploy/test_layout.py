@@ -156,6 +156,17 @@ def test_result_is_plain_and_apart_from_the_network() -> None:
     assert not any(isinstance(module, ReuseLayer) for module in laid_out.modules())
 
 
+@pytest.mark.parametrize("starts", STARTS)
+def test_exports_to_operators_that_every_runtime_has(starts: str) -> None:
+    laid_out = lay_out(reused(randomised(Residual(16, (8, 8), starts, 1), 1)), images())
+    program = torch.export.export(laid_out, (images(),))
+    operators = {str(node.target).split(".")[1] for node in program.graph.nodes if node.op == "call_function"}
+    plain = {"conv2d", "batch_norm", "relu", "add", "cat", "adaptive_avg_pool2d", "flatten", "linear"}
+    assert {"conv2d", "add"} <= operators <= plain
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(images()), laid_out(images()), **EXACT)
+
+
 def functions(laid_out: nn.Module) -> set[str]:
     graph: Any = laid_out.graph
     return {str(getattr(node.target, "__name__", node.target)) for node in graph.nodes if node.op.startswith("call_")}
