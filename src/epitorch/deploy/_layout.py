@@ -76,7 +76,7 @@ def lay_out(
 
     Returns:
         A graph of plain torch modules, in eval mode; a copy of the network where `torch.fx` cannot trace it. Its
-        attribute `layout` is the report (`NetworkLayout`).
+        attribute `layout` is the report (`NetworkLayout`), `deployment` that of `deploy`.
 
     Raises:
         InputError: If the example holds no tensor.
@@ -96,18 +96,20 @@ def lay_out(
         expected = net(*arguments)
         traced = _traced(net, arguments)
         if isinstance(traced, str):
-            return _with_report(copy.deepcopy(net), NetworkLayout((), tuple(names), 0.0, traced))
+            return _with_report(copy.deepcopy(net), net, NetworkLayout((), tuple(names), 0.0, traced))
         writer = _Writer(traced, _orders(traced, permute, split))
         laid_out = writer.write()
         difference = check_parity(expected, laid_out(*arguments))
     kept = set(names) - {row.name for row in writer.rows}
     report = NetworkLayout(tuple(writer.rows), tuple(name for name in names if name in kept), difference)
-    return _with_report(laid_out, report)
+    return _with_report(laid_out, net, report)
 
 
-def _with_report(net: nn.Module, report: NetworkLayout) -> nn.Module:
-    setattr(net, "layout", report)  # noqa: B010 - nn.Module declares tensors and modules only
-    return net
+def _with_report(made: nn.Module, net: nn.Module, report: NetworkLayout) -> nn.Module:
+    setattr(made, "layout", report)  # noqa: B010 - nn.Module declares tensors and modules only
+    if hasattr(net, "deployment"):
+        setattr(made, "deployment", net.deployment)  # noqa: B010
+    return made
 
 
 def _traced(net: nn.Module, arguments: tuple[Any, ...]) -> Traced | str:
