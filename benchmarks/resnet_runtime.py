@@ -5,7 +5,8 @@
 All 3x3 convolutions but the first become epitomes: along the filters (c = 0.5, 0.25) or with both channel axes halved.
 `tiling` is the bound: product map, every copy plain, no rotation, no interpolation. `deployed-*` is what
 `epitorch.deploy` returns, `laid-out-*` the same after the layout for runtimes; `whole` has a snapped
-routing map, `fractional` one with random starts, another in every layer. `-in-order` leaves the channels in their
+routing map, `fractional` one with random starts, another in every layer. What rotations are left are 1x1 convolutions,
+or slices (`-slices`). `-in-order` leaves the channels in their
 order, `-in-one` keeps every activation in one tensor. Weights are random, so are batch-norm statistics. VGG is run
 without its three linear layers, whose 124 M weights take the same time in every network.
 
@@ -120,6 +121,7 @@ def _networks(
         if variants:
             networks[f"laid-out-{kind}-in-order"] = lambda kind=kind: lay_out(deployed(kind), image, permute=False)
             networks[f"laid-out-{kind}-in-one"] = lambda kind=kind: lay_out(deployed(kind), image, split=False)
+    networks["laid-out-whole-slices"] = lambda: lay_out(deployed("whole"), image, rotate="slices")
     return networks
 
 

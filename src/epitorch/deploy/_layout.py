@@ -6,7 +6,7 @@ import copy
 import operator
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,7 +17,9 @@ from epitorch.deploy._layout_graph import Space, Traced, affine_of, shape_of, tr
 from epitorch.deploy._layout_order import Order, choose_order
 from epitorch.deploy._parity import check_parity
 from epitorch.deploy.reuse import ReuseLayer
+from epitorch.errors import InputError, explain
 
+Rotate = Literal["convolution", "slices"]
 _OUT_OF_PLACE: dict[Any, Any] = {operator.iadd: operator.add, operator.imul: operator.mul, "relu_": "relu"}
 
 
@@ -30,6 +32,7 @@ class LaidOutLayer:
         parts_in: Tensors that hold its input.
         parts_out: Tensors that hold its output.
         mixes: 1x1 convolutions that it needs beside its own.
+        rotations: Rotations by slices that it needs.
         norms: Scalings per channel that it needs.
     """
 
@@ -37,6 +40,7 @@ class LaidOutLayer:
     parts_in: int
     parts_out: int
     mixes: int
+    rotations: int
     norms: int
 
 
@@ -58,7 +62,12 @@ class NetworkLayout:
 
 
 def lay_out(
-    net: nn.Module, example_input: Tensor | tuple[Any, ...], *, permute: bool = True, split: bool = True
+    net: nn.Module,
+    example_input: Tensor | tuple[Any, ...],
+    *,
+    permute: bool = True,
+    split: bool = True,
+    rotate: Rotate = "convolution",
 ) -> nn.Module:
     """Rewrite a deployed network so that runtimes keep their layout: no gathers, slices or loose batch norms.
 
@@ -73,13 +82,15 @@ def lay_out(
         example_input: A tensor, or a tuple of the network's arguments.
         permute: Store channels in another order where that saves rotations.
         split: Keep wrapped channels in several tensors.
+        rotate: What a rotation that is left becomes: a 1x1 "convolution" or two "slices". Which one is faster depends
+            on the runtime and the layer. Fractions are convolutions in any case.
 
     Returns:
         A graph of plain torch modules, in eval mode; a copy of the network where `torch.fx` cannot trace it. Its
         attribute `layout` is the report (`NetworkLayout`), `deployment` that of `deploy`.
 
     Raises:
-        InputError: If the example holds no tensor.
+        InputError: If the example holds no tensor, or `rotate` is not known.
         ParityError: If the outputs on the example differ.
 
     Example:
@@ -90,6 +101,8 @@ def lay_out(
         >>> lay_out(epitorch.deploy(net.eval(), x), x).layout.layers[0].mixes
         1
     """
+    if rotate not in get_args(Rotate):
+        raise InputError(explain("rotate is not known", expected=" | ".join(get_args(Rotate)), got=repr(rotate)))
     arguments = as_arguments(example_input)
     names = [name for name, module in net.named_modules() if isinstance(module, ReuseLayer)]
     with quiet(net), torch.no_grad():
@@ -97,7 +110,7 @@ def lay_out(
         traced = _traced(net, arguments)
         if isinstance(traced, str):
             return _with_report(copy.deepcopy(net), net, NetworkLayout((), tuple(names), 0.0, traced))
-        writer = _Writer(traced, _orders(traced, permute, split))
+        writer = _Writer(traced, _orders(traced, permute, split), slices=rotate == "slices")
         laid_out = writer.write()
         difference = check_parity(expected, laid_out(*arguments))
     kept = set(names) - {row.name for row in writer.rows}
@@ -127,13 +140,13 @@ def _orders(traced: Traced, permute: bool, split: bool) -> dict[Space, Order]:
 class _Writer:
     """Writes the new graph, node by node."""
 
-    def __init__(self, traced: Traced, orders: dict[Space, Order]) -> None:
+    def __init__(self, traced: Traced, orders: dict[Space, Order], *, slices: bool) -> None:
         self._traced, self._orders = traced, orders
         self._graph, self._root = fx.Graph(), nn.Module()
         self._root.add_module(HOME, nn.Module())
         self._copied: set[str] = set()
         self._parts: dict[fx.Node, Parts] = {}
-        self._emit = Emitter(self._root, self._graph, torch.empty(0))
+        self._emit = Emitter(self._root, self._graph, slices, torch.empty(0))
         self._norms = {source: norm for norm, source in traced.folded.items()}
         self.rows: list[LaidOutLayer] = []
 
@@ -190,8 +203,8 @@ class _Writer:
         made = emit_layer(self._emit, layer, self._parts[source], orders, self._affine(node, layer))
         if isinstance(layer, ReuseLayer):
             added = Counter(self._emit.added)
-            mixes = added["wrap"] + added["expand"]
-            self.rows.append(LaidOutLayer(str(node.target), orders[0].parts, orders[1].parts, mixes, added["norm"]))
+            counts = added["wrap"] + added["expand"], added["rotate"], added["norm"]
+            self.rows.append(LaidOutLayer(str(node.target), orders[0].parts, orders[1].parts, *counts))
         return made
 
     def _affine(self, node: fx.Node, layer: Any) -> tuple[Tensor, Tensor]:

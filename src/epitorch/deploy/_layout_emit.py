@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from epitorch.deploy._layout_order import Order, mixing_matrix, tiling
+from epitorch.deploy._layout_order import Order, mixing_matrix, rotation, tiling
 
 _CONDITION = 50.0  # a part is folded only if undoing it costs less than two decimal digits
 _CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -35,6 +35,7 @@ class Emitter:
     Args:
         root: Owner of the modules.
         graph: The graph.
+        slices: Rotate by slices, not by 1x1 convolutions.
         like: Gives dtype and device.
         dims: Spatial axes of the layer at hand.
         name: Prefix of its modules' names.
@@ -43,6 +44,7 @@ class Emitter:
 
     root: nn.Module
     graph: fx.Graph
+    slices: bool
     like: Tensor
     dims: int = 0
     name: str = ""
@@ -78,6 +80,15 @@ class Emitter:
             norm.weight.copy_(scale)
             norm.bias.copy_(shift)
         return self.call("norm", norm, source)
+
+    def rotate(self, matrix: Tensor, source: fx.Node) -> fx.Node | None:
+        """A rotation by slices; None if the matrix is none, or convolutions are asked for."""
+        shift = rotation(matrix) if self.slices else None
+        if not shift:
+            return None if shift is None else source
+        self.added.append("rotate")
+        pieces = ((shift, len(matrix) - shift), (0, shift))
+        return self.cat([self.graph.call_method("narrow", (source, 1, *piece)) for piece in pieces])
 
     def add(self, nodes: Sequence[fx.Node]) -> fx.Node:
         """Sum."""
@@ -181,7 +192,7 @@ def _gather(emit: Emitter, layer: Any, parts: Parts, order: Order, weight: Tenso
         if p != first and _is_identity(left):
             terms.append(x)
         elif p != first:
-            mixed.append(emit.mix("wrap", left.t(), None, x))
+            mixed.append(emit.rotate(left.t(), x) or emit.mix("wrap", left.t(), None, x))
     return emit.add(terms + mixed), _right(weight, rows[first].t())
 
 
@@ -203,11 +214,13 @@ def _scatter_whole(
     affine: tuple[Tensor, Tensor],
     product_map: Callable[..., fx.Node],
 ) -> fx.Node:
-    repeated = tiling(rows)
-    if repeated is None:
+    first = tiling(rows[: rows.shape[1]])
+    relative = [] if first is None else [_relative(r, rows[: len(first)]) for r in rows.split(len(first))]
+    rotated = emit.slices and len(relative) > 0 and all(rotation(matrix) is not None for matrix in relative)
+    if first is None or not (rotated or tiling(rows) is not None):
         return emit.mix("expand", _rows(affine[0], rows), affine[1], product_map(weight))
-    source = product_map(weight.index_select(0, repeated))
-    return emit.affine(*affine, emit.cat([source] * (len(rows) // rows.shape[1])))
+    source = product_map(weight.index_select(0, first))
+    return emit.affine(*affine, emit.cat([emit.rotate(matrix, source) or source for matrix in relative]))
 
 
 def _scatter(
@@ -230,9 +243,9 @@ def _scatter(
         matrix = _relative(r, rows[first])
         if p == first and own.is_folded:
             made.append(source)
-        elif _is_identity(matrix):
-            ratio = scale / own.scale
-            made.append(emit.affine(ratio, shift - ratio * own.shift, source))
+        elif (rotated := source if _is_identity(matrix) else emit.rotate(matrix, source)) is not None:
+            ratio = scale / (matrix @ own.scale)
+            made.append(emit.affine(ratio, shift - ratio * (matrix @ own.shift), rotated))
         else:
             matrix = _rows(scale, matrix) / own.scale
             made.append(emit.mix("expand", matrix, shift - matrix @ own.shift, source))

@@ -59,6 +59,16 @@ def tiling(matrix: Tensor) -> Tensor | None:
     return rows[0] if permutes and bool((rows == rows[0]).all()) else None
 
 
+def rotation(matrix: Tensor) -> int | None:
+    """By how many channels a square matrix rotates: row n copies column n + shift; None if it does not."""
+    index = copied(matrix)
+    if index is None or matrix.shape[0] != matrix.shape[1]:
+        return None
+    shift = int(index[0])
+    rotates = torch.equal(index, (torch.arange(len(index)) + shift).remainder(len(index)))
+    return shift if rotates else None
+
+
 def choose_order(space: Space, traced: Traced, *, permute: bool, split: bool) -> Order:
     """Parts as the wrapping layers cut the space; the order that makes most mixing matrices plain repetitions.
 
