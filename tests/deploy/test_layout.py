@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import epitorch.nn as epi
 from epitorch.deploy import NetworkLayout, deploy, lay_out
-from epitorch.deploy._layout_order import copied, mixing_matrix, tiling
+from epitorch.deploy._layout_order import copied, mixing_matrix, rotation, tiling
 from epitorch.deploy.reuse import ReuseLayer, reuse_layer
+from epitorch.errors import InputError
 from epitorch.nn import EpitomeConv2d, EpitomeLayer
 
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
@@ -79,7 +80,7 @@ def reused(net: nn.Module) -> nn.Module:
     return net
 
 
-def assert_same(trained: nn.Module, x: Tensor, **options: bool) -> nn.Module:
+def assert_same(trained: nn.Module, x: Tensor, **options: Any) -> nn.Module:
     deployed = reused(trained)
     laid_out = lay_out(deployed, x, **options)
     other = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(99))
@@ -93,7 +94,7 @@ def assert_same(trained: nn.Module, x: Tensor, **options: bool) -> nn.Module:
 
 
 @st.composite
-def residuals(draw: st.DrawFn) -> tuple[nn.Module, bool, bool]:
+def residuals(draw: st.DrawFn) -> tuple[nn.Module, dict[str, Any]]:
     width = draw(st.sampled_from([6, 8, 12]))
     group = draw(st.sampled_from([1, 1, 2]))
     sizes = st.sampled_from([n for n in (2, 4, width // 2, width) if n % group == 0])
@@ -104,23 +105,25 @@ def residuals(draw: st.DrawFn) -> tuple[nn.Module, bool, bool]:
         options["block_in"] = draw(st.integers(1, shape[1]))
     seed = draw(st.integers(0, 1000))
     net = Residual(width, shape, draw(st.sampled_from(STARTS)), seed, **options)
-    return randomised(net, seed), draw(st.booleans()), draw(st.booleans())
+    how = {"permute": draw(st.booleans()), "split": draw(st.booleans())}
+    return randomised(net, seed), how | {"rotate": draw(st.sampled_from(["convolution", "slices"]))}
 
 
 @settings(max_examples=40, deadline=None)
 @given(residuals())
-def test_random_residual_networks(case: tuple[nn.Module, bool, bool]) -> None:
-    net, permute, split = case
-    layout = assert_same(net, images(), permute=permute, split=split).layout
+def test_random_residual_networks(case: tuple[nn.Module, dict[str, Any]]) -> None:
+    net, how = case
+    layout = assert_same(net, images(), **how).layout
     assert isinstance(layout, NetworkLayout)
     assert len(layout.layers) == 3
     assert not layout.kept
 
 
+@pytest.mark.parametrize("rotate", ["convolution", "slices"])
 @pytest.mark.parametrize("starts", STARTS)
 @pytest.mark.parametrize("shape", [(4, 16), (8, 16), (8, 8), (4, 4), (16, 8)])
-def test_all_forms(shape: tuple[int, int], starts: str) -> None:
-    assert_same(randomised(Residual(16, shape, starts, 3), 3), images())
+def test_all_forms(shape: tuple[int, int], starts: str, rotate: str) -> None:
+    assert_same(randomised(Residual(16, shape, starts, 3), 3), images(), rotate=rotate)
 
 
 @pytest.mark.parametrize("what", ["epitome", "starts", "norm"])
@@ -183,6 +186,8 @@ def test_a_snapped_branch_is_plain_tiling() -> None:
     assert sorted(mixes[1:]) == [0, 1]
     in_order = [layer.mixes for layer in lay_out(deployed, images(), permute=False).layout.layers]
     assert in_order == [1, 1, 1]
+    sliced = lay_out(deployed, images(), rotate="slices").layout.layers
+    assert [(layer.mixes, layer.rotations) for layer in sliced] == [(0, mix) for mix in mixes]
 
 
 def test_equal_starts_need_no_mixing() -> None:
@@ -343,6 +348,11 @@ def test_other_dimensions(dims: int) -> None:
     assert len(laid_out.layout.layers) == 2
 
 
+def test_an_unknown_rotation_is_refused() -> None:
+    with pytest.raises(InputError, match="convolution \\| slices"):
+        lay_out(nn.Conv2d(3, 4, 1), images().float(), rotate="gather")  # type: ignore[arg-type]
+
+
 # ---- the matrices ----
 
 
@@ -358,10 +368,13 @@ def test_mixing_matrices_make_the_weight() -> None:
 
 
 def test_copies_and_tilings_are_told_apart() -> None:
-    rotation = torch.eye(3).roll(1, 0)
-    twice = torch.cat([rotation, rotation])
+    rolled = torch.eye(3).roll(1, 0)
+    twice = torch.cat([rolled, rolled])
     assert tiling(twice).tolist() == [2, 0, 1]  # type: ignore[union-attr]
-    assert tiling(torch.cat([rotation, torch.eye(3)])) is None
-    assert copied(torch.cat([rotation, torch.eye(3)])).tolist() == [2, 0, 1, 0, 1, 2]  # type: ignore[union-attr]
-    assert copied(torch.lerp(rotation, torch.eye(3), 0.5)) is None
+    assert tiling(torch.cat([rolled, torch.eye(3)])) is None
+    assert copied(torch.cat([rolled, torch.eye(3)])).tolist() == [2, 0, 1, 0, 1, 2]  # type: ignore[union-attr]
+    assert copied(torch.lerp(rolled, torch.eye(3), 0.5)) is None
     assert tiling(torch.tensor([[1.0, 0], [1, 0]])) is None
+    assert rotation(torch.eye(5).roll(2, 1)) == 2
+    assert rotation(torch.eye(5)[[1, 0, 2, 3, 4]]) is None
+    assert rotation(twice) is None
