@@ -353,6 +353,19 @@ def test_an_unknown_rotation_is_refused() -> None:
         lay_out(nn.Conv2d(3, 4, 1), images().float(), rotate="gather")  # type: ignore[arg-type]
 
 
+def test_a_layer_whose_mixing_costs_as_much_as_the_dense_weight_is_folded() -> None:
+    def network(starts: str) -> nn.Module:
+        layer = EpitomeConv2d(8, 32, 1, epitome_shape=(8, 8, 1, 1), index="fixed")
+        layer.set_starts(random_starts(layer.spec, starts, 1))
+        return randomised(nn.Sequential(nn.Conv2d(3, 8, 1), layer, nn.BatchNorm2d(32), nn.Conv2d(32, 4, 1)), 1)
+
+    (fractional,) = assert_same(network("fractional"), images()).layout.layers
+    assert fractional.folded
+    assert fractional.mixes == 0
+    (whole,) = assert_same(network("whole"), images()).layout.layers
+    assert not whole.folded
+
+
 # ---- the matrices ----
 
 

@@ -34,6 +34,7 @@ class LaidOutLayer:
         mixes: 1x1 convolutions that it needs beside its own.
         rotations: Rotations by slices that it needs.
         norms: Scalings per channel that it needs.
+        folded: The 1x1 convolutions would have cost what reuse saves: it runs with the dense weight.
     """
 
     name: str
@@ -42,6 +43,7 @@ class LaidOutLayer:
     mixes: int
     rotations: int
     norms: int
+    folded: bool
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ class _Writer:
         made = emit_layer(self._emit, layer, self._parts[source], orders, self._affine(node, layer))
         if isinstance(layer, ReuseLayer):
             added = Counter(self._emit.added)
-            counts = added["wrap"] + added["expand"], added["rotate"], added["norm"]
+            counts = added["wrap"] + added["expand"], added["rotate"], added["norm"], "fold" in added
             self.rows.append(LaidOutLayer(str(node.target), orders[0].parts, orders[1].parts, *counts))
         return made
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -126,10 +127,13 @@ def emit_layer(
     Returns:
         Its output, in the order `orders[1]`.
     """
-    kernel = layer.weight if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) else layer.kernel
+    a_in, a_out = mixing_matrix(layer, "in"), mixing_matrix(layer, "out")
+    kernel = layer.weight if a_in is None and a_out is None else layer.kernel
     weight = (layer.epitome if kernel is None else kernel).detach().double().cpu()
-    source, weight = _gather(emit, layer, parts, orders[0], weight)
-    a_out = mixing_matrix(layer, "out")
+    if _dense_is_cheaper(layer, weight, (a_in, a_out), orders):
+        emit.added.append("fold")
+        a_in, a_out, weight = None, None, layer.weight.detach().double().cpu()
+    source, weight = _gather(emit, a_in, parts, orders[0], weight)
     scales, shifts = orders[1].split(affine[0]), orders[1].split(affine[1])
     if a_out is None:
         return tuple(
@@ -143,6 +147,24 @@ def emit_layer(
     if orders[1].parts == 1:
         return (_scatter_whole(emit, orders[1].split(a_out)[0], weight, (scales[0], shifts[0]), product_map),)
     return _scatter(emit, orders[1].split(a_out), weight, scales, shifts, product_map)
+
+
+def _dense_is_cheaper(
+    layer: Any, weight: Tensor, matrices: tuple[Tensor | None, Tensor | None], orders: tuple[Order, Order]
+) -> bool:
+    """Whether the 1x1 convolutions eat the gain, as they do on a layer that is a 1x1 convolution itself."""
+    mixes = [_mixing_madds(matrix, order) for matrix, order in zip(matrices, orders, strict=True)]
+    if not any(mixes):
+        return False
+    cost = weight.numel() + mixes[0] * prod(layer.stride) + mixes[1]
+    return cost >= prod(layer.weight_shape)
+
+
+def _mixing_madds(matrix: Tensor | None, order: Order) -> int:
+    """Multiply-adds per position of what remains of a matrix, at most."""
+    if matrix is None or tiling(matrix.index_select(0, order.channels)) is not None:
+        return 0
+    return matrix.numel() if order.parts == 1 else matrix.numel() // order.parts * (order.parts - 1)
 
 
 def convolve(emit: Emitter, layer: Any, weight: Tensor, bias: Tensor | None, source: fx.Node) -> fx.Node:
@@ -174,9 +196,8 @@ def _right(weight: Tensor, matrix: Tensor) -> Tensor:
 # ---- input: A_in^T ----
 
 
-def _gather(emit: Emitter, layer: Any, parts: Parts, order: Order, weight: Tensor) -> tuple[fx.Node, Tensor]:
+def _gather(emit: Emitter, a_in: Tensor | None, parts: Parts, order: Order, weight: Tensor) -> tuple[fx.Node, Tensor]:
     """What the layer convolves, and with which weight."""
-    a_in = mixing_matrix(layer, "in")
     if a_in is None:
         return emit.cat(parts), weight.index_select(1, order.channels)
     rows = order.split(a_in)
