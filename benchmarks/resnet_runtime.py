@@ -1,6 +1,6 @@
 """Deployed epitome ResNets and VGG in ONNX Runtime and OpenVINO, against the dense network and against plain tiling.
 
-    python benchmarks/resnet_runtime.py --out benchmarks/results/resnet_runtime.json
+    python benchmarks/resnet_runtime.py --models resnet18 --variants --out benchmarks/results/runtime_resnet18.json
 
 All 3x3 convolutions but the first become epitomes: along the filters (c = 0.5, 0.25) or with both channel axes halved.
 `tiling` is the bound: product map, every copy plain, no rotation, no interpolation. `deployed-*` is what
