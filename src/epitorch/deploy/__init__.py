@@ -1,8 +1,21 @@
 """From a trained model to a plain module for inference."""
 
 from epitorch.deploy._deploy import Chooser, deploy_as, deploy_by
+from epitorch.deploy._layout import LaidOutLayer, NetworkLayout, Rotate, lay_out
 from epitorch.deploy._parity import ParityError
 from epitorch.deploy.choose import DeployStrategy
 from epitorch.deploy.report import Deployment, LayerDeployment
 
-__all__ = ["Chooser", "DeployStrategy", "Deployment", "LayerDeployment", "ParityError", "deploy_as", "deploy_by"]
+__all__ = [
+    "Chooser",
+    "DeployStrategy",
+    "Deployment",
+    "LaidOutLayer",
+    "LayerDeployment",
+    "NetworkLayout",
+    "ParityError",
+    "Rotate",
+    "deploy_as",
+    "deploy_by",
+    "lay_out",
+]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
 from epitorch.cost.formulas import Reason
-from epitorch.deploy import Deployment, deploy_as
+from epitorch.deploy import Deployment, Rotate, deploy_as, lay_out
 from epitorch.errors import EpitorchError
 from epitorch.timing import alternate
 from epitorch.tuning._runtimes import Running, Runtime, load
@@ -66,3 +66,10 @@ def _candidates(
 ) -> Iterator[tuple[str, nn.Module]]:
     yield "as chosen", chosen
     yield "folded", deploy_as(model, arguments, "dense")
+    if runtime == "torch":
+        return
+    for name, net in (("as chosen", chosen), ("reuse", deploy_as(model, arguments, "reuse"))):
+        for rotate in get_args(Rotate):
+            laid_out: Any = lay_out(net, arguments, rotate=rotate)
+            if laid_out.layout.layers:
+                yield f"{name}, laid out by {rotate}", laid_out
