@@ -163,10 +163,10 @@ class Stage:
         """Channels of the output."""
         return self.project.shape[0]
 
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of the output."""
-        s = self.settings
-        if s.kind == "pointwise":
-            return height, width
-        reach = 2 * s.padding - self.kernel
-        return (height + reach) // s.stride + 1, (width + reach) // s.stride + 1
+
+def output_size(settings: Settings, kernel: int, height: int, width: int) -> tuple[int, int]:
+    """Rows and columns of a stage's output."""
+    if settings.kind == "pointwise":
+        return height, width
+    reach = 2 * settings.padding - kernel
+    return (height + reach) // settings.stride + 1, (width + reach) // settings.stride + 1

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from epitorch.deploy._fused_block import KINDS, Activation, Stage
+from epitorch.deploy._fused_block import KINDS, Activation, Stage, output_size
 from epitorch.deploy._fused_pack import Packed, pack
 
 LIBRARY = Path(__file__).parent / "_fused.so"
@@ -29,6 +29,9 @@ _CLAMPS: dict[Activation, tuple[int, float, float]] = {
 }
 
 
+_POINTERS = ("expand", "table", "constants", "project", "bias")
+
+
 class _Stage(ctypes.Structure):
     """Mirror of `struct Stage` in native/stage.h."""
 
@@ -37,13 +40,13 @@ class _Stage(ctypes.Structure):
             (name, ctypes.c_int32)
             for name in (
                 "kind in_channels out_channels kernel stride padding residual expands mid wrapped group_in group_out "
-                "vectors z_vectors has_upper tail_at tail_length tail_vectors tail_blocks"
+                "vectors z_floats has_upper tail_at tail_length tail_parts tail_vectors tail_blocks"
             ).split()
         ],
         ("activation", ctypes.c_int32 * 3),
         ("low", ctypes.c_float * 3),
         ("high", ctypes.c_float * 3),
-        *[(name, ctypes.c_void_p) for name in ("expand", "table", "constants", "project", "bias")],
+        *[(name, ctypes.c_void_p) for name in _POINTERS],
     ]
 
 
@@ -102,20 +105,43 @@ def why_not_native(stage: Stage) -> str:
     return ""
 
 
-class NativeChain:
-    """Stages packed for one instruction set; they share no memory with what they were made of.
+def usable(x: Tensor) -> bool:
+    """Whether the kernel can read this input: float32 on the CPU, no gradient, no autocast, no tracing."""
+    plain = type(x) is Tensor and x.dtype == torch.float32 and x.device.type == "cpu" and x.dim() == 4
+    if not plain or (x.requires_grad and torch.is_grad_enabled()) or torch.is_autocast_enabled("cpu"):
+        return False
+    return native_available()
+
+
+def pack_native(stage: Stage, instructions: InstructionSet | None = None) -> list[Tensor]:
+    """Lay a stage out for the kernel: the struct without its pointers as bytes, then what they point to.
 
     Args:
-        stages: In order; the output of one is the input of the next. None has an obstacle (`why_not_native`).
+        stage: It has no obstacle (`why_not_native`).
         instructions: Default: the widest that this processor has.
     """
+    lanes = LANES[instructions or instruction_set() or "portable"]
+    packed = pack(stage.map(lambda value: value.detach().cpu()), lanes)
+    struct = torch.frombuffer(bytearray(_struct(stage, packed)), dtype=torch.uint8)
+    parts = (packed.expand, packed.table, packed.constants, packed.project, packed.bias)
+    return [struct, torch.tensor([lanes]), *(part.contiguous() for part in parts)]
 
-    def __init__(self, stages: list[Stage], instructions: InstructionSet | None = None) -> None:
-        self.stages = stages
-        self._lanes = LANES[instructions or instruction_set() or "portable"]
-        self._packed = [pack(stage.map(lambda value: value.detach().cpu()), self._lanes) for stage in stages]
-        structs = [_struct(stage, packed) for stage, packed in zip(stages, self._packed, strict=True)]
-        self._structs = (_Stage * len(stages))(*structs)
+
+class NativeChain:
+    """Packed stages ready to run.
+
+    Args:
+        stages: In order; the output of one is the input of the next.
+        packed: `pack_native` of each, for the same instruction set; kept alive here.
+    """
+
+    def __init__(self, stages: list[Stage], packed: list[list[Tensor]]) -> None:
+        self._outline = [(stage.settings, stage.kernel) for stage in stages]
+        self._any_layout = stages[0].settings.kind == "stem"
+        self._channels = stages[-1].out_channels
+        self._packed = packed
+        self._lanes = int(packed[0][1])
+        self._structs = (_Stage * len(packed))(*(_with_pointers(tensors) for tensors in packed))
         self._address = ctypes.addressof(self._structs)
         self._run = _library().functions.epitorch_run
 
@@ -130,30 +156,29 @@ class NativeChain:
             Shape (N, out_channels, H', W'), channels last.
         """
         batch, _, height, width = x.shape
-        if self.stages[0].settings.kind != "stem":
+        if not self._any_layout:
             x = x.contiguous(memory_format=torch.channels_last)
         rows, columns = height, width
-        for stage in self.stages:
-            rows, columns = stage.output_size(rows, columns)
-        channels = self.stages[-1].out_channels
-        y = torch.empty((batch, rows, columns, channels))
+        for settings, kernel in self._outline:
+            rows, columns = output_size(settings, kernel, rows, columns)
+        y = torch.empty((batch, rows, columns, self._channels))
         strides = (ctypes.c_int64 * 4)(*x.stride())
-        image = rows * columns * channels
         if y.numel():
+            count, threads = len(self._outline), torch.get_num_threads()
+            image = rows * columns * self._channels
+            sizes = (batch, height, width)
             self._run(
-                self._lanes,
-                self._address,
-                len(self.stages),
-                x.data_ptr(),
-                strides,
-                batch,
-                height,
-                width,
-                y.data_ptr(),
-                image,
-                torch.get_num_threads(),
+                self._lanes, self._address, count, x.data_ptr(), strides, *sizes, y.data_ptr(), image, threads
             )
         return y.permute(0, 3, 1, 2)
+
+
+def _with_pointers(tensors: list[Tensor]) -> _Stage:
+    struct = _Stage()
+    ctypes.memmove(ctypes.addressof(struct), tensors[0].data_ptr(), ctypes.sizeof(_Stage))
+    for name, tensor in zip(_POINTERS, tensors[2:], strict=True):
+        setattr(struct, name, tensor.data_ptr())
+    return struct
 
 
 def _struct(stage: Stage, packed: Packed) -> _Stage:
@@ -174,18 +199,14 @@ def _struct(stage: Stage, packed: Packed) -> _Stage:
         group_in=s.group_in,
         group_out=s.group_out,
         vectors=len(packed.table),
-        z_vectors=packed.z_vectors,
+        z_floats=packed.z_floats,
         has_upper=int(packed.has_upper),
         tail_at=packed.tail_at,
         tail_length=packed.tail_length,
+        tail_parts=packed.tail_parts,
         tail_vectors=packed.tail_vectors,
         tail_blocks=packed.tail_blocks,
         activation=(ctypes.c_int32 * 3)(*codes),
         low=(ctypes.c_float * 3)(*lows),
         high=(ctypes.c_float * 3)(*highs),
-        expand=packed.expand.data_ptr(),
-        table=packed.table.data_ptr(),
-        constants=packed.constants.data_ptr(),
-        project=packed.project.data_ptr(),
-        bias=packed.bias.data_ptr(),
     )

@@ -26,9 +26,10 @@ class Packed:
     constants: Tensor  # (vectors, 6 + k * k, lanes)
     project: Tensor  # (vectors of K, depth, lanes)
     bias: Tensor  # (vectors of K, lanes)
-    z_vectors: int = 0
+    z_floats: int = 0
     tail_at: int = 0
     tail_length: int = 0
+    tail_parts: int = 0
     tail_vectors: int = 0
     tail_blocks: int = 1
     has_upper: bool = False
@@ -53,9 +54,10 @@ def pack(stage: Stage, lanes: int) -> Packed:
     assert stage.taps_in is not None and stage.taps_out is not None
     layers = _layers(stage.taps_out)
     size = stage.taps_out.size
-    blocks = lanes // (size % lanes) if size % lanes else 1
+    blocks = min(lanes // (size % lanes), len(layers)) if size % lanes else 1
     packs = blocks > 1 and len(layers) > 1
-    vectors = _vectors(layers, size, lanes, blocks if packs else 1)
+    parts = size + stage.taps_out.group + lanes
+    vectors = _vectors(layers, size, lanes, blocks if packs else 1, parts)
     length = size % lanes if packs else 0
     tails = -(-len(layers) // blocks) if packs else 0
     table = torch.tensor([_row(stage.taps_in, stage.taps_out, v, lanes) for v in vectors], dtype=torch.int32)
@@ -65,9 +67,10 @@ def pack(stage: Stage, lanes: int) -> Packed:
         _constants(stage, vectors, lanes),
         pack_matrix(project, lanes),
         pack_matrix(bias[:, None], lanes)[:, 0].contiguous(),
-        z_vectors=-(-size // lanes) + tails,
+        z_floats=parts + 2 * tails * lanes + lanes,
         tail_at=size - length,
         tail_length=length,
+        tail_parts=parts,
         tail_vectors=tails,
         tail_blocks=blocks,
         has_upper=bool((stage.taps_out.fraction != 0).any()),
@@ -93,12 +96,12 @@ def _layers(taps: Taps) -> list[dict[int, int]]:
     return layers
 
 
-def _vectors(layers: list[dict[int, int]], size: int, lanes: int, blocks: int) -> list[Vector]:
-    """Aligned vectors of each layer; with `blocks` above 1 the last, partial ones share vectors."""
+def _vectors(layers: list[dict[int, int]], size: int, lanes: int, blocks: int, parts: int) -> list[Vector]:
+    """Aligned vectors by destination; with `blocks` above 1 the layers' last, partial ones share vectors."""
     whole = size // lanes * lanes if blocks > 1 else size
     found = []
-    for layer in layers:
-        for start in range(0, whole, lanes):
+    for start in range(0, whole, lanes):
+        for layer in layers:
             used = [(p - start, layer[p]) for p in range(start, min(start + lanes, whole)) if p in layer]
             found += [Vector(tuple(used), start)] if used else []
     if blocks == 1:
@@ -110,8 +113,7 @@ def _vectors(layers: list[dict[int, int]], size: int, lanes: int, blocks: int) -
             for p in range(whole, size)
             if p in layer
         ]
-        # the tail's own vector comes first, then its packed parts
-        found += [Vector(tuple(used), whole + lanes + at // blocks * lanes)] if used else []
+        found += [Vector(tuple(used), parts + at // blocks * lanes)] if used else []
     return found
 
 

@@ -26,15 +26,15 @@ INLINE Size output_size(const Stage& s, Size in) {
   return {(in.height + 2 * s.padding - s.kernel) / s.stride + 1, (in.width + 2 * s.padding - s.kernel) / s.stride + 1};
 }
 
-// Bytes that stay in cache: the product map of a strip in level 2, the expanded tile in level 1.
-constexpr int kStripBytes = 384 * 1024;
+// Bytes that stay in cache: the product map and the sums of a strip in level 2, what a tile touches in level 1.
+constexpr int kStripBytes = 256 * 1024;
 constexpr int kTileBytes = 20 * 1024;
+constexpr int kColumns = 28;
 
 struct Plan {
   Size in, out;
   int p_row;                  // floats of one pixel of the product map, stored twice
-  int z_row;                  // floats of one pixel of the wrapped sums, with room in front for the circle
-  int z_front;
+  int z_row;                  // floats of one pixel of the wrapped sums, with room behind for the circle and tails
   int strip;                  // output rows of a strip
   int strip_rows;             // input rows that it reads
   int tile;                   // output columns of a tile
@@ -43,20 +43,26 @@ struct Plan {
 
 INLINE int needs(const Stage& s, int outputs) { return (outputs - 1) * s.stride + s.kernel; }
 
+// Rows a multiple of 4 KiB apart would share few places of the cache.
+INLINE int spread(int floats) { return up(floats, 4) % 64 ? up(floats, 4) : up(floats, 4) + 16; }
+
+INLINE int tile_floats(const Stage& s, int rows, int columns) {
+  return (needs(s, rows) * needs(s, columns) + 2 * rows * columns) * W;
+}
+
 static Plan plan_for(const Stage& s, Size in) {
   Plan p;
   p.in = in, p.out = output_size(s, in);
-  p.p_row = up(up(s.mid, W) + s.mid + s.group_in + W, 16);
-  p.z_front = up(s.group_out, 16);
-  p.z_row = p.z_front + up(s.z_vectors * W + W, 16);
+  p.p_row = spread(2 * s.mid + s.group_in);
+  p.z_row = spread(s.z_floats);
   p.strip = p.out.height;
-  while (p.strip > 1 && (needs(s, p.strip) * in.width * p.p_row + 2 * p.strip * p.out.width * p.z_row) * 4 > kStripBytes)
+  while (p.strip > 1 && (needs(s, p.strip) * in.width * p.p_row + p.strip * p.out.width * p.z_row) * 4 > kStripBytes)
     p.strip = (p.strip + 1) / 2;
   p.strip_rows = std::min(needs(s, p.strip), in.height + s.kernel);
-  p.tile = std::min(p.out.width, 28 / s.stride * 2);
+  p.tile = std::min(p.out.width, kColumns);
   p.tile_height = p.strip;
-  while (p.tile > 7 && needs(s, p.tile) * needs(s, 1) * W * 4 > kTileBytes) p.tile = (p.tile + 1) / 2;
-  while (p.tile_height > 1 && needs(s, p.tile) * needs(s, p.tile_height) * W * 4 > kTileBytes) p.tile_height--;
+  while (p.tile > 7 && tile_floats(s, 1, p.tile) * 4 > kTileBytes) p.tile = (p.tile + 1) / 2;
+  while (p.tile_height > 1 && tile_floats(s, p.tile_height, p.tile) * 4 > kTileBytes) p.tile_height--;
   return p;
 }
 
@@ -93,7 +99,10 @@ struct WriteTwice {
       store(at, v);
     else
       store_part(at, v, mid - n * W);
-    store(at + mid, v);
+    if (mid - n * W >= W)
+      store(at + mid, v);
+    else
+      store_part(at + mid, v, mid - n * W);
   }
 };
 
@@ -116,8 +125,9 @@ struct Strip {
   const float* p;  // product map
   int first;       // its first row in the image
   int from, to;    // output rows
-  float *z, *zu;   // wrapped sums of the lower and of the upper taps
-  float* e;        // expanded tile
+  float* z;        // wrapped sums, a row per pixel
+  float* e;        // expanded tile, one vector per pixel
+  float* sums;     // sums of the tile's lower, then of its upper taps
 };
 
 // Expanded channels of the rows and columns that a tile of outputs reads; zeros in the padding.
@@ -136,45 +146,78 @@ INLINE void fill(const Stage& s, const Plan& plan, const Lanes& l, const Strip& 
   }
 }
 
-INLINE void middle_tile(const Stage& s, const Plan& plan, const Strip& t, Depthwise run, int y, int rows, int x, int columns) {
-  const int width = needs(s, columns);
-  for (int v = 0; v < s.vectors; v++) {
-    const Lanes l = lanes(s, v);
-    fill(s, plan, l, t, y * s.stride - s.padding, needs(s, rows), x * s.stride - s.padding, width);
-    for (int i = 0; i < rows; i++) {
-      const ptrdiff_t at = ((ptrdiff_t)(y + i - t.from) * plan.out.width + x) * plan.z_row + l.destination;
-      run(s, l, t.e + (ptrdiff_t)i * s.stride * width * W, width, columns, t.z + at, t.zu + at, plan.z_row);
+struct Tile {
+  int y, rows, x, columns;
+};
+
+// Add sums to `lanes` floats of every pixel's row, from `at` on.
+INLINE void flush(const Plan& plan, const Strip& t, const Tile& tile, const float* sums, int at, int lanes) {
+  for (int i = 0; i < tile.rows; i++) {
+    float* z = t.z + ((ptrdiff_t)(tile.y + i - t.from) * plan.out.width + tile.x) * plan.z_row + at;
+    if (lanes == W) {
+      for (int j = 0; j < tile.columns; j++, sums += W, z += plan.z_row) store(z, load(z) + load(sums));
+    } else {
+      for (int j = 0; j < tile.columns; j++, sums += W, z += plan.z_row)
+        store_part(z, load_part(z, lanes) + load(sums), lanes);
     }
   }
 }
 
-// The circle: upper sums move on by `group_out`, and the packed tail's parts are added up.
-INLINE void close_row(const Stage& s, float* z, float* zu) {
-  if (s.tail_length) {
-    for (float* sums : {z, zu}) {
-      V total{};
-      for (int block = 0; block < s.tail_vectors * s.tail_blocks; block++) {
-        const int lane = block % s.tail_blocks * s.tail_length;
-        total += load(sums + s.tail_at + (1 + block / s.tail_blocks) * W + lane);
-      }
-      store(sums + s.tail_at, total);  // lanes past the tail are read by nobody
-    }
-  }
+// Sums of upper taps belong `group_out` further on; those of a packed tail keep apart until it is added up.
+INLINE void flush_both(const Stage& s, const Plan& plan, const Strip& t, const Tile& tile, int destination) {
+  const bool packed = s.tail_length && destination >= s.tail_parts;
+  const int used = packed ? W : std::min(W, s.wrapped - destination);
+  flush(plan, t, tile, t.sums, destination, used);
   if (!s.has_upper) return;
-  for (int i = 0; i < s.group_out; i++) zu[i - s.group_out] = zu[s.wrapped - s.group_out + i];
-  for (int i = 0; i < s.wrapped; i += W) store(z + i, load(z + i) + load(zu + i - s.group_out));
+  const int further = packed ? s.tail_vectors * W : s.group_out;
+  flush(plan, t, tile, t.sums + tile.rows * tile.columns * W, destination + further, used);
+}
+
+INLINE void middle_tile(const Stage& s, const Plan& plan, const Strip& t, Depthwise run, const Tile& tile) {
+  const int width = needs(s, tile.columns), pixels = tile.rows * tile.columns;
+  for (int v = 0; v < s.vectors;) {
+    const int destination = lanes(s, v).destination;
+    std::memset(t.sums, 0, 4 * (size_t)(1 + s.has_upper) * pixels * W);
+    for (; v < s.vectors; v++) {
+      const Lanes l = lanes(s, v);
+      if (l.destination != destination) break;
+      fill(s, plan, l, t, tile.y * s.stride - s.padding, needs(s, tile.rows), tile.x * s.stride - s.padding, width);
+      for (int i = 0; i < tile.rows; i++) {
+        float* sums = t.sums + (ptrdiff_t)i * tile.columns * W;
+        run(s, l, t.e + (ptrdiff_t)i * s.stride * width * W, width, tile.columns, sums, sums + pixels * W);
+      }
+    }
+    flush_both(s, plan, t, tile, destination);
+  }
+}
+
+// Add up the parts of the packed tail: those of lower taps, or of upper ones.
+INLINE void close_tail(const Stage& s, const Plan& plan, float* z, ptrdiff_t pixels, int upper) {
+  const int parts = s.tail_parts + upper * s.tail_vectors * W, at = s.tail_at + upper * s.group_out;
+  for (ptrdiff_t i = 0; i < pixels; i++, z += plan.z_row) {
+    V total = load_part(z + at, s.tail_length);
+    for (int v = 0; v < s.tail_vectors; v++)
+      for (int block = 0; block < s.tail_blocks; block++) total += load(z + parts + v * W + block * s.tail_length);
+    store_part(z + at, total, s.tail_length);
+  }
+}
+
+// What ran past the end of the circle belongs to its beginning.
+INLINE void close_circle(const Stage& s, const Plan& plan, float* z, ptrdiff_t pixels) {
+  for (ptrdiff_t i = 0; i < pixels; i++, z += plan.z_row)
+    for (int j = 0; j < s.group_out; j++) z[j] += z[s.wrapped + j];
 }
 
 INLINE void middle(const Stage& s, const Plan& plan, const Strip& t) {
   const Depthwise run = depthwise_of(s);
   const ptrdiff_t pixels = (ptrdiff_t)(t.to - t.from) * plan.out.width;
-  std::memset(t.z - plan.z_front, 0, 4 * pixels * plan.z_row);
-  std::memset(t.zu - plan.z_front, 0, 4 * pixels * plan.z_row);
+  std::memset(t.z, 0, 4 * pixels * plan.z_row);
   for (int y = t.from; y < t.to; y += plan.tile_height)
     for (int x = 0; x < plan.out.width; x += plan.tile)
-      middle_tile(s, plan, t, run, y, std::min(plan.tile_height, t.to - y), x, std::min(plan.tile, plan.out.width - x));
-  if (s.has_upper || s.tail_length)
-    for (ptrdiff_t i = 0; i < pixels; i++) close_row(s, t.z + i * plan.z_row, t.zu + i * plan.z_row);
+      middle_tile(s, plan, t, run,
+                  {y, std::min(plan.tile_height, t.to - y), x, std::min(plan.tile, plan.out.width - x)});
+  for (int upper = 0; s.tail_length && upper <= s.has_upper; upper++) close_tail(s, plan, t.z, pixels, upper);
+  if (s.has_upper) close_circle(s, plan, t.z, pixels);
 }
 
 // ---- the last convolution of a stage ----
@@ -217,17 +260,17 @@ INLINE void last_product(const Stage& s, const Product& t, int rows, float* y, c
 // ---- stages ----
 
 static size_t block_scratch(const Stage& s, const Plan& p) {
-  return (size_t)p.strip_rows * p.in.width * p.p_row + 2 * ((size_t)p.strip * p.out.width * p.z_row + p.z_front) +
-         (size_t)needs(s, p.tile_height) * needs(s, p.tile) * W + 256;
+  return (size_t)p.strip_rows * p.in.width * p.p_row + (size_t)p.strip * p.out.width * p.z_row +
+         tile_floats(s, p.tile_height, p.tile) + 512;
 }
 
 static void run_block(const Stage& s, const Plan& plan, const float* x, float* y, Scratch& scratch) {
   scratch.reserve(block_scratch(s, plan));
-  float* p = scratch.take((size_t)plan.strip_rows * plan.in.width * plan.p_row);
-  const size_t z_floats = (size_t)plan.strip * plan.out.width * plan.z_row;
-  float* z = scratch.take(z_floats) + plan.z_front;
-  float* zu = scratch.take(z_floats) + plan.z_front;
+  // behind the last pixel a vector may be read past the end
+  float* p = scratch.take((size_t)plan.strip_rows * plan.in.width * plan.p_row + 64);
+  float* z = scratch.take((size_t)plan.strip * plan.out.width * plan.z_row + 64);
   float* e = scratch.take((size_t)needs(s, plan.tile_height) * needs(s, plan.tile) * W);
+  float* sums = scratch.take((size_t)2 * plan.tile_height * plan.tile * W);
   int have_from = 0, have_to = 0;  // rows of the product map in `p`
   for (int from = 0; from < plan.out.height; from += plan.strip) {
     const int to = std::min(plan.out.height, from + plan.strip);
@@ -239,7 +282,7 @@ static void run_block(const Stage& s, const Plan& plan, const float* x, float* y
     product_map(s, plan, x + (ptrdiff_t)begin * plan.in.width * s.in_channels, (end - begin) * plan.in.width,
                 p + (begin - first) * row);
     have_from = first, have_to = end;
-    middle(s, plan, {p, first, from, to, z, zu, e});
+    middle(s, plan, {p, first, from, to, z, e, sums});
     const ptrdiff_t at = (ptrdiff_t)from * plan.out.width * s.out_channels;
     last_product<Straight>(s, {z, plan.z_row, nullptr, s.project, s.wrapped}, (to - from) * plan.out.width, y + at,
                            s.residual ? x + at : nullptr);

@@ -24,22 +24,38 @@ INLINE Lanes lanes(const Stage& s, int v) {
   return {t[0], t[1], t[2], t[3], t + 4, c, c + 3 * W, c + (4 + square) * W};
 }
 
+// N is 0 for a gather from memory, or how many pairs of registers hold a pixel of the product map.
+template <int A, int N>
+INLINE void interpolate_gathered(const Stage& s, const Lanes& l, const float* p, int row, int n, float* e) {
+  const V share = load(l.interpolate), other = load(l.interpolate + W), shift = load(l.interpolate + 2 * W);
+  const V low = splat(s.low[0]), high = splat(s.high[0]);
+  for (int i = 0; i < n; i++, p += row, e += W) {
+    V lower, upper;
+    if constexpr (N > 0) {
+      pick_two<N>(p, l.places, lower, upper);
+    } else {
+      lower = gather(p, l.places), upper = gather(p, l.places + W);
+    }
+    store(e, activate<A>(shift + share * lower + other * upper, low, high));
+  }
+}
+
 // Interpolation, batch norm and activation of `n` pixels: product map to expanded channels.
 template <int A>
 __attribute__((noinline)) void interpolate(const Stage& s, const Lanes& l, const float* p, int row, int n, float* e) {
+  if (l.gathered && kPermutes && s.mid <= 32) return interpolate_gathered<A, 1>(s, l, p, row, n, e);
+  if (l.gathered && kPermutes && s.mid <= 64) return interpolate_gathered<A, 2>(s, l, p, row, n, e);
+  if (l.gathered) return interpolate_gathered<A, 0>(s, l, p, row, n, e);
   const V lower = load(l.interpolate), upper = load(l.interpolate + W), shift = load(l.interpolate + 2 * W);
   const V low = splat(s.low[0]), high = splat(s.high[0]);
-  if (l.gathered) {
-    for (int i = 0; i < n; i++, p += row, e += W) {
-      const V v = shift + lower * gather(p, l.places) + upper * gather(p, l.places + W);
-      store(e, activate<A>(v, low, high));
-    }
-  } else if (l.upper & 1) {
-    p += l.source;
+  p += l.source;
+  if (l.upper & 1) {
+    const int further = s.group_in;
+#pragma GCC unroll 4
     for (int i = 0; i < n; i++, p += row, e += W)
-      store(e, activate<A>(shift + lower * load(p) + upper * load(p + s.group_in), low, high));
+      store(e, activate<A>(shift + lower * load(p) + upper * load(p + further), low, high));
   } else {
-    p += l.source;
+#pragma GCC unroll 4
     for (int i = 0; i < n; i++, p += row, e += W) store(e, activate<A>(shift + lower * load(p), low, high));
   }
 }
@@ -53,7 +69,7 @@ INLINE void interpolate_any(const Stage& s, const Lanes& l, const float* p, int 
 }
 
 template <int K, int S, int A, int P>
-INLINE void depthwise_pixels(const Stage& s, const Lanes& l, const float* e, int width, float* z, float* zu, int row) {
+INLINE void depthwise_pixels(const Stage& s, const Lanes& l, const float* e, int width, float* z, float* zu) {
   V sum[P];
   for (int i = 0; i < P; i++) sum[i] = load(l.taps + K * K * W);
   for (int y = 0; y < K; y++)
@@ -64,25 +80,23 @@ INLINE void depthwise_pixels(const Stage& s, const Lanes& l, const float* e, int
   const V low = splat(s.low[1]), high = splat(s.high[1]);
   const V lower = load(l.wrap), upper = load(l.wrap + W);
   for (int i = 0; i < P; i++) sum[i] = activate<A>(sum[i], low, high);
-  for (int i = 0; i < P; i++) store(z + i * row, load(z + i * row) + lower * sum[i]);
+  for (int i = 0; i < P; i++) store(z + i * W, load(z + i * W) + lower * sum[i]);
   if (l.upper & 2)
-    for (int i = 0; i < P; i++) store(zu + i * row, load(zu + i * row) + upper * sum[i]);
+    for (int i = 0; i < P; i++) store(zu + i * W, load(zu + i * W) + upper * sum[i]);
 }
 
 // Depthwise convolution, batch norm, activation, and the sums of wrapping, for `n` pixels of one output row.
 template <int K, int S, int A>
 __attribute__((noinline)) void depthwise(
-    const Stage& s, const Lanes& l, const float* e, int width, int n, float* z, float* zu, int row) {
+    const Stage& s, const Lanes& l, const float* e, int width, int n, float* z, float* zu) {
   constexpr int P = LANES == 16 ? 7 : 4;
   int i = 0;
-  for (; i + P <= n; i += P)
-    depthwise_pixels<K, S, A, P>(s, l, e + i * S * W, width, z + i * row, zu + i * row, row);
-  for (; i + 2 <= n; i += 2)
-    depthwise_pixels<K, S, A, 2>(s, l, e + i * S * W, width, z + i * row, zu + i * row, row);
-  for (; i < n; i++) depthwise_pixels<K, S, A, 1>(s, l, e + i * S * W, width, z + i * row, zu + i * row, row);
+  for (; i + P <= n; i += P) depthwise_pixels<K, S, A, P>(s, l, e + i * S * W, width, z + i * W, zu + i * W);
+  for (; i + 2 <= n; i += 2) depthwise_pixels<K, S, A, 2>(s, l, e + i * S * W, width, z + i * W, zu + i * W);
+  for (; i < n; i++) depthwise_pixels<K, S, A, 1>(s, l, e + i * S * W, width, z + i * W, zu + i * W);
 }
 
-typedef void (*Depthwise)(const Stage&, const Lanes&, const float*, int, int, float*, float*, int);
+typedef void (*Depthwise)(const Stage&, const Lanes&, const float*, int, int, float*, float*);
 
 template <int K, int S>
 INLINE Depthwise depthwise_for(int activation) {

@@ -19,10 +19,11 @@ struct Stage {
   int32_t group_in;       // distance of the two taps in the product map
   int32_t group_out;      // distance of the two taps in the wrapped channels
   int32_t vectors;        // vectors of expanded channels
-  int32_t z_vectors;      // vectors of one row of wrapped sums, tails included
+  int32_t z_floats;       // floats of a pixel's row of wrapped sums, what runs past the circle and tails included
   int32_t has_upper;      // any upper tap in the wrapping
   int32_t tail_at;        // first channel of the packed tail
   int32_t tail_length;    // channels of the tail, 0: none is packed
+  int32_t tail_parts;     // where the parts of lower taps lie in the row; those of upper taps follow
   int32_t tail_vectors;
   int32_t tail_blocks;    // blocks packed into each tail vector
   int32_t activation[3];  // after the first 1x1, after the depthwise, at the end
