@@ -23,7 +23,7 @@ _DO_NOTHING = ("Identity", "Dropout", "DropPath")
 _FEW_CHANNELS = 4  # a stem reads its window directly, which pays only for images
 
 
-class Declined(Exception):  # noqa: N818 - an answer, not an error
+class Declined(Exception):
     """Why a module is left as it is."""
 
 
@@ -187,7 +187,9 @@ def _matrix(conv: Any, strategy: str, channels: int) -> tuple[Tensor, Taps]:
         return conv.weight.flatten(1), _on(Taps.identity(channels), conv.weight)
     if conv.strategy != strategy:
         raise Declined(f"runs as {conv.strategy}")
-    axis, size = ("out", conv.spec.epitome_shape[0]) if strategy == "product_map" else ("in", conv.spec.epitome_shape[1])
+    axis, size = (
+        ("out", conv.spec.epitome_shape[0]) if strategy == "product_map" else ("in", conv.spec.epitome_shape[1])
+    )
     block = conv.spec.block_out if axis == "out" else conv.spec.block_in
     starts = conv.starts().get(axis)  # type: ignore[call-overload]
     return conv._weight.flatten(1), _on(_taps(starts, channels, size, block, conv.spec.group_length), conv.epitome)

@@ -35,13 +35,31 @@ _POINTERS = ("expand", "table", "constants", "project", "bias")
 class _Stage(ctypes.Structure):
     """Mirror of `struct Stage` in native/stage.h."""
 
-    _fields_ = [  # noqa: RUF012 - ctypes wants a plain list
+    _fields_ = [
         *[
             (name, ctypes.c_int32)
-            for name in (
-                "kind in_channels out_channels kernel stride padding residual expands mid wrapped group_in group_out "
-                "vectors z_floats has_upper tail_at tail_length tail_parts tail_vectors tail_blocks"
-            ).split()
+            for name in [
+                "kind",
+                "in_channels",
+                "out_channels",
+                "kernel",
+                "stride",
+                "padding",
+                "residual",
+                "expands",
+                "mid",
+                "wrapped",
+                "group_in",
+                "group_out",
+                "vectors",
+                "z_floats",
+                "has_upper",
+                "tail_at",
+                "tail_length",
+                "tail_parts",
+                "tail_vectors",
+                "tail_blocks",
+            ]
         ],
         ("activation", ctypes.c_int32 * 3),
         ("low", ctypes.c_float * 3),
@@ -167,9 +185,7 @@ class NativeChain:
             count, threads = len(self._outline), torch.get_num_threads()
             image = rows * columns * self._channels
             sizes = (batch, height, width)
-            self._run(
-                self._lanes, self._address, count, x.data_ptr(), strides, *sizes, y.data_ptr(), image, threads
-            )
+            self._run(self._lanes, self._address, count, x.data_ptr(), strides, *sizes, y.data_ptr(), image, threads)
         return y.permute(0, 3, 1, 2)
 
 

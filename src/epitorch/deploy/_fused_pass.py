@@ -118,7 +118,10 @@ def _set(parent: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 def _fuse_convolutions(rows: list[FusedLayer], root: nn.Module) -> None:
     """torchvision's triples of convolution, batch norm and activation; timm's pairs."""
+    blocks = tuple(f"{row.name}." for row in rows)
     for name, parent, child in list(_parents(root)):
+        if name.startswith(blocks):
+            continue
         if isinstance(child, nn.Sequential) and len(child) == 3 and isinstance(child[0], nn.Conv2d):
             _try_conv(rows, name, parent, child, (child[0], child[1], child[2]))
         for conv, norm in _PAIRS:
@@ -170,5 +173,3 @@ def _link(parent: nn.Module) -> None:
 
 def _has_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
-
-

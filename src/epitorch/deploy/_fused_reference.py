@@ -47,9 +47,7 @@ def _middle(stage: Stage, x: Tensor) -> Tensor:
     expanded = activate(expanded, settings.activations[0])
     weight, channels = stage.depthwise, expanded.shape[1]
     assert weight is not None
-    filtered = F.conv2d(
-        expanded, weight, stage.depthwise_bias, settings.stride, settings.padding, groups=channels
-    )
+    filtered = F.conv2d(expanded, weight, stage.depthwise_bias, settings.stride, settings.padding, groups=channels)
     filtered = activate(filtered, settings.activations[1])
     share = _column(b.fraction.to(x.dtype))
     sums = filtered.new_zeros(filtered.shape[0], b.size, *filtered.shape[2:])
