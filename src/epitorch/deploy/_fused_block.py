@@ -112,7 +112,8 @@ class Stage:
             return [self.project, self.bias]
         middle = [self.scale, self.shift, self.depthwise, self.depthwise_bias]
         a, b = self.taps_in, self.taps_out
-        assert a is not None and b is not None
+        assert a is not None
+        assert b is not None
         expand = self.project.new_zeros(0) if self.expand is None else self.expand
         found = [self.project, self.bias, expand, a.lower, a.fraction, *middle, b.lower, b.fraction]
         return [value for value in found if value is not None]

@@ -51,13 +51,16 @@ def pack(stage: Stage, lanes: int) -> Packed:
     if stage.settings.kind != "block":
         table = torch.zeros(0, dtype=torch.int32)
         return Packed(empty, table, empty, pack_matrix(project, lanes), pack_matrix(bias[:, None], lanes)[:, 0])
-    assert stage.taps_in is not None and stage.taps_out is not None
+    assert stage.taps_in is not None
+    assert stage.taps_out is not None
     layers = _layers(stage.taps_out)
     size = stage.taps_out.size
     blocks = min(lanes // (size % lanes), len(layers)) if size % lanes else 1
     packs = blocks > 1 and len(layers) > 1
     parts = size + stage.taps_out.group + lanes
     vectors = _vectors(layers, size, lanes, blocks if packs else 1, parts)
+    # the kernel clears the sums only where it adds upper taps; without any, each sum must be stored once
+    untouched = len({vector.destination for vector in vectors}) < -(-size // lanes)
     length = size % lanes if packs else 0
     tails = -(-len(layers) // blocks) if packs else 0
     table = torch.tensor([_row(stage.taps_in, stage.taps_out, v, lanes) for v in vectors], dtype=torch.int32)
@@ -73,7 +76,7 @@ def pack(stage: Stage, lanes: int) -> Packed:
         tail_parts=parts,
         tail_vectors=tails,
         tail_blocks=blocks,
-        has_upper=bool((stage.taps_out.fraction != 0).any()),
+        has_upper=bool((stage.taps_out.fraction != 0).any()) or untouched,
         doubled=any(int(row[1]) + lanes > stage.taps_in.size for row in table),
     )
 
@@ -135,8 +138,12 @@ def _row(taps_in: Taps, taps_out: Taps, vector: Vector, lanes: int) -> list[int]
 def _constants(stage: Stage, vectors: list[Vector], lanes: int) -> Tensor:
     """Shares with the batch norm folded in, depthwise weights, shares of wrapping; zeros in unused lanes."""
     a, b = stage.taps_in, stage.taps_out
-    assert a is not None and b is not None and stage.scale is not None and stage.shift is not None
-    assert stage.depthwise is not None and stage.depthwise_bias is not None
+    assert a is not None
+    assert b is not None
+    assert stage.scale is not None
+    assert stage.shift is not None
+    assert stage.depthwise is not None
+    assert stage.depthwise_bias is not None
     share, scale = a.fraction.double(), stage.scale.double()
     rows = [scale * (1 - share), scale * share, stage.shift, *stage.depthwise.flatten(1).T, stage.depthwise_bias]
     rows += [1 - b.fraction, b.fraction]

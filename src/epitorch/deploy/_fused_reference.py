@@ -39,7 +39,10 @@ def activate(x: Tensor, name: Activation) -> Tensor:
 def _middle(stage: Stage, x: Tensor) -> Tensor:
     """Product map, interpolation, depthwise convolution, wrapped sums; shape (N, O2, H', W')."""
     settings, a, b = stage.settings, stage.taps_in, stage.taps_out
-    assert a is not None and b is not None and stage.scale is not None and stage.shift is not None
+    assert a is not None
+    assert b is not None
+    assert stage.scale is not None
+    assert stage.shift is not None
     product_map = x if stage.expand is None else F.conv2d(x, stage.expand[:, :, None, None])
     lower, upper = product_map.index_select(1, a.lower), product_map.index_select(1, a.upper)
     share = _column(a.fraction.to(x.dtype))

@@ -50,10 +50,16 @@ INLINE int tile_floats(const Stage& s, int rows, int columns) {
   return (needs(s, rows) * needs(s, columns) + 2 * rows * columns) * W;
 }
 
+// Whether the depthwise convolution can read the input where it lies: whole vectors, no circle.
+INLINE bool reads_input(const Stage& s) { return s.expands == 0 && s.mid % W == 0; }
+
+// Whether every wrapped sum has one destination: it is then stored, not added.
+INLINE bool sums_once(const Stage& s) { return !s.has_upper && !s.tail_length; }
+
 static Plan plan_for(const Stage& s, Size in) {
   Plan p;
   p.in = in, p.out = output_size(s, in);
-  p.p_row = spread(2 * s.mid + s.group_in);
+  p.p_row = reads_input(s) ? s.mid : spread(2 * s.mid + s.group_in);
   p.z_row = spread(s.z_floats);
   p.strip = p.out.height;
   while (p.strip > 1 && (needs(s, p.strip) * in.width * p.p_row + p.strip * p.out.width * p.z_row) * 4 > kStripBytes)
@@ -151,10 +157,12 @@ struct Tile {
 };
 
 // Add sums to `lanes` floats of every pixel's row, from `at` on.
-INLINE void flush(const Plan& plan, const Strip& t, const Tile& tile, const float* sums, int at, int lanes) {
+INLINE void flush(const Plan& plan, const Strip& t, const Tile& tile, const float* sums, int at, int lanes, bool stores) {
   for (int i = 0; i < tile.rows; i++) {
     float* z = t.z + ((ptrdiff_t)(tile.y + i - t.from) * plan.out.width + tile.x) * plan.z_row + at;
-    if (lanes == W) {
+    if (stores) {
+      for (int j = 0; j < tile.columns; j++, sums += W, z += plan.z_row) store(z, load(sums));
+    } else if (lanes == W) {
       for (int j = 0; j < tile.columns; j++, sums += W, z += plan.z_row) store(z, load(z) + load(sums));
     } else {
       for (int j = 0; j < tile.columns; j++, sums += W, z += plan.z_row)
@@ -167,10 +175,10 @@ INLINE void flush(const Plan& plan, const Strip& t, const Tile& tile, const floa
 INLINE void flush_both(const Stage& s, const Plan& plan, const Strip& t, const Tile& tile, int destination) {
   const bool packed = s.tail_length && destination >= s.tail_parts;
   const int used = packed ? W : std::min(W, s.wrapped - destination);
-  flush(plan, t, tile, t.sums, destination, used);
+  flush(plan, t, tile, t.sums, destination, used, sums_once(s));
   if (!s.has_upper) return;
   const int further = packed ? s.tail_vectors * W : s.group_out;
-  flush(plan, t, tile, t.sums + tile.rows * tile.columns * W, destination + further, used);
+  flush(plan, t, tile, t.sums + tile.rows * tile.columns * W, destination + further, used, false);
 }
 
 INLINE void middle_tile(const Stage& s, const Plan& plan, const Strip& t, Depthwise run, const Tile& tile) {
@@ -211,7 +219,7 @@ INLINE void close_circle(const Stage& s, const Plan& plan, float* z, ptrdiff_t p
 INLINE void middle(const Stage& s, const Plan& plan, const Strip& t) {
   const Depthwise run = depthwise_of(s);
   const ptrdiff_t pixels = (ptrdiff_t)(t.to - t.from) * plan.out.width;
-  std::memset(t.z, 0, 4 * pixels * plan.z_row);
+  if (!sums_once(s)) std::memset(t.z, 0, 4 * pixels * plan.z_row);
   for (int y = t.from; y < t.to; y += plan.tile_height)
     for (int x = 0; x < plan.out.width; x += plan.tile)
       middle_tile(s, plan, t, run,
@@ -264,6 +272,16 @@ static size_t block_scratch(const Stage& s, const Plan& p) {
          tile_floats(s, p.tile_height, p.tile) + 512;
 }
 
+// Rows [first, end) of the product map at `p`; what is there of them already moves to the front.
+INLINE void move_on(const Stage& s, const Plan& plan, const float* x, float* p, int first, int end, int& from, int& to) {
+  const ptrdiff_t row = (ptrdiff_t)plan.in.width * plan.p_row;
+  if (to > first) std::memmove(p, p + (first - from) * row, 4 * (to - first) * row);
+  const int begin = std::max(to, first);
+  product_map(s, plan, x + (ptrdiff_t)begin * plan.in.width * s.in_channels, (end - begin) * plan.in.width,
+              p + (begin - first) * row);
+  from = first, to = end;
+}
+
 static void run_block(const Stage& s, const Plan& plan, const float* x, float* y, Scratch& scratch) {
   scratch.reserve(block_scratch(s, plan));
   // behind the last pixel a vector may be read past the end
@@ -271,18 +289,15 @@ static void run_block(const Stage& s, const Plan& plan, const float* x, float* y
   float* z = scratch.take((size_t)plan.strip * plan.out.width * plan.z_row + 64);
   float* e = scratch.take((size_t)needs(s, plan.tile_height) * needs(s, plan.tile) * W);
   float* sums = scratch.take((size_t)2 * plan.tile_height * plan.tile * W);
-  int have_from = 0, have_to = 0;  // rows of the product map in `p`
+  int have_from = 0, have_to = 0;
   for (int from = 0; from < plan.out.height; from += plan.strip) {
     const int to = std::min(plan.out.height, from + plan.strip);
     const int first = std::max(0, from * s.stride - s.padding);
     const int end = std::max(first, std::min(plan.in.height, (to - 1) * s.stride - s.padding + s.kernel));
-    const ptrdiff_t row = (ptrdiff_t)plan.in.width * plan.p_row;
-    if (have_to > first) std::memmove(p, p + (first - have_from) * row, 4 * (have_to - first) * row);
-    const int begin = std::max(have_to, first);
-    product_map(s, plan, x + (ptrdiff_t)begin * plan.in.width * s.in_channels, (end - begin) * plan.in.width,
-                p + (begin - first) * row);
-    have_from = first, have_to = end;
-    middle(s, plan, {p, first, from, to, z, e, sums});
+    const bool direct = reads_input(s);
+    if (!direct) move_on(s, plan, x, p, first, end, have_from, have_to);
+    const float* rows = direct ? x + (ptrdiff_t)first * plan.in.width * s.mid : p;
+    middle(s, plan, {rows, first, from, to, z, e, sums});
     const ptrdiff_t at = (ptrdiff_t)from * plan.out.width * s.out_channels;
     last_product<Straight>(s, {z, plan.z_row, nullptr, s.project, s.wrapped}, (to - from) * plan.out.width, y + at,
                            s.residual ? x + at : nullptr);
