@@ -34,7 +34,7 @@ class NativeKernel(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Runs before a wheel is made, an editable one too."""
         root = Path(self.root)
-        problem = compile_kernel(root)
+        problem = "" if version == "editable" and _is_newest(root) else compile_kernel(root)
         if problem:
             self.app.display_warning(f"epitorch is built without its native kernel: {problem}")
             (root / LIBRARY).unlink(missing_ok=True)
@@ -74,6 +74,13 @@ def compile_kernel(root: Path) -> str:
         shutil.copyfile(made, part)
         part.replace(root / LIBRARY)  # a process that has the old one loaded keeps it
     return ""
+
+
+def _is_newest(root: Path) -> bool:
+    """Whether the library is there and younger than its sources: pip asks twice for an editable install."""
+    sources = [*(root / PACKAGE / "native").iterdir(), root / Path(__file__).name]
+    library = root / LIBRARY
+    return library.exists() and library.stat().st_mtime > max(source.stat().st_mtime for source in sources)
 
 
 def _compiler() -> list[str] | None:
