@@ -210,6 +210,27 @@ def test_export_keeps_it_as_one_operator() -> None:
         assert torch.equal(program.module()(x[:1]), expected[:1])
 
 
+def test_compile_takes_it_whole() -> None:
+    chain, x = FusedChain(float_module(), float_module()).eval(), CASE.input().float()
+    with torch.no_grad():
+        compiled = torch.compile(chain, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(x), chain(x))
+        assert relative(chain(x), compiled(x + 0.1)) > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_gets_plain_operators(tmp_path: Any) -> None:
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    chain, x = FusedChain(float_module()).eval(), CASE.input().float()
+    path = str(tmp_path / "chain.onnx")
+    torch.onnx.export(chain, (x,), path, dynamo=True, verbose=False)
+    assert {node.domain for node in onnx.load(path).graph.node} == {""}
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (got,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert relative(chain(x), torch.from_numpy(got)) < 1e-5
+
+
 def test_the_operator_follows_torchs_rules() -> None:
     stage = CASE.stage().map(lambda value: value.float())
     arguments = (CASE.input().float(), stage.tensors(), [], stage.settings.encode())

@@ -72,6 +72,8 @@ class FusedStage(nn.Module):
         Returns:
             Shape (N, K, H', W'), channels last where the native kernel ran.
         """
+        if torch.onnx.is_in_onnx_export():
+            return run_reference(self.stage, input)
         if torch.compiler.is_compiling():
             return fused_stage(input, self._tensors(), self._packed, self.settings.encode())
         if self._packed and usable(input):
