@@ -14,7 +14,7 @@ from epitorch.conversion import keep_hooks, replace_modules, to_dense_
 from epitorch.cost._trace import Trace, as_arguments, epitome_layers, quiet, tensors, trace
 from epitorch.cost.analysis import geometry_of
 from epitorch.cost.formulas import Choice, dense_madds
-from epitorch.deploy._parity import ParityError, check_parity
+from epitorch.deploy._parity import AMPLIFIED, ParityError, check_parity
 from epitorch.deploy.choose import DeployStrategy, choices
 from epitorch.deploy.report import Deployment, LayerDeployment
 from epitorch.deploy.reuse import reuse_layer
@@ -22,7 +22,6 @@ from epitorch.errors import check_is_model
 from epitorch.nn import EpitomeLayer
 
 Chooser = Callable[[nn.Module, Trace], dict[str, Choice]]
-_AMPLIFIED = 100  # on the tolerance, where float64 shows that a difference in float32 is rounding, made larger
 
 
 def deploy_as(
@@ -71,7 +70,7 @@ def _difference(model: nn.Module, example_input: Any, chosen: dict[str, Choice],
     except ParityError:
         if not _agree_in_double(model, example_input, chosen):
             raise
-    return check_parity(trained, output, slack=_AMPLIFIED)
+    return check_parity(trained, output, slack=AMPLIFIED)
 
 
 def _agree_in_double(model: nn.Module, example_input: Any, chosen: dict[str, Choice]) -> bool:

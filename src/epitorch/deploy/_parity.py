@@ -11,6 +11,7 @@ from epitorch.cost._trace import tensors
 from epitorch.errors import EpitorchError, explain
 
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+AMPLIFIED = 100  # on the tolerance, where float64 shows that a difference in float32 is rounding, made larger
 _TOLERANCE_TF32 = 1e-2  # torch lets cuDNN convolve float32 in TF32, which has 10 bits
 
 

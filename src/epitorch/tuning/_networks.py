@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any, get_args
 
 from torch import nn
 
+from epitorch.cost._trace import quiet
 from epitorch.cost.formulas import Reason
-from epitorch.deploy import Deployment, Rotate, deploy_as, lay_out
+from epitorch.deploy import Deployment, Rotate, deploy_as, fuse, lay_out
+from epitorch.deploy._parity import AMPLIFIED, check_parity
 from epitorch.errors import EpitorchError
 from epitorch.timing import alternate
 from epitorch.tuning._runtimes import Running, Runtime, load
@@ -36,8 +39,10 @@ def fastest_network(
         One of the networks; its `deployment` names them all with their times.
     """
     nets, running = {}, {}
+    expected = _output(chosen, arguments)
     for name, net in _candidates(model, chosen, arguments, runtime):
         try:
+            check_parity(expected, _output(net, arguments), slack=AMPLIFIED)
             running[name] = load(net, arguments, runtime, folder, name.replace(" ", "_"), threads)
         except EpitorchError:
             if name == "as chosen":
@@ -57,6 +62,11 @@ def fastest_network(
     return nets[fastest]
 
 
+def _output(net: nn.Module, arguments: tuple[Any, ...]) -> Any:
+    with quiet(net):
+        return net(*copy.deepcopy(arguments))
+
+
 def _timed(running: dict[str, Running]) -> dict[str, Any]:
     return dict(alternate({name: one.call for name, one in running.items()}, rounds=_ROUNDS))
 
@@ -67,6 +77,9 @@ def _candidates(
     yield "as chosen", chosen
     yield "folded", deploy_as(model, arguments, "dense")
     if runtime == "torch":
+        fused: Any = fuse(deploy_as(model, arguments, "reuse"))
+        if fused.fusion.fused:
+            yield "fused blocks", fused
         return
     for name, net in (("as chosen", chosen), ("reuse", deploy_as(model, arguments, "reuse"))):
         for rotate in get_args(Rotate):

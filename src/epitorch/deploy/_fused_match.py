@@ -1,0 +1,241 @@
+"""Recognise inverted residuals and plain convolutions in a deployed network, and fold their batch norms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from epitorch.deploy._fused_block import Activation, Settings, Stage, Taps
+from epitorch.deploy.reuse import ReuseConv
+from epitorch.functional import split_starts
+
+_ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.Identity: "identity",
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.SiLU: "silu",
+    nn.Hardswish: "hardswish",
+}
+_DO_NOTHING = ("Identity", "Dropout", "DropPath")
+_FEW_CHANNELS = 4  # a stem reads its window directly, which pays only for images
+
+
+class Declined(Exception):
+    """Why a module is left as it is."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Batch norm and activation after a convolution.
+
+    Args:
+        scale: Shape (C,).
+        shift: Shape (C,).
+        activation: By name.
+    """
+
+    scale: Tensor
+    shift: Tensor
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An inverted residual taken apart; `first` is None without expansion."""
+
+    first: tuple[Any, Norm] | None
+    depthwise: tuple[Any, Norm]
+    last: tuple[Any, Norm]
+    residual: bool
+
+
+def is_inverted_residual(module: nn.Module) -> bool:
+    """By the class names of torchvision and timm."""
+    names = {kind.__name__ for kind in type(module).__mro__}
+    return bool(names & {"InvertedResidual", "DepthwiseSeparableConv"})
+
+
+@torch.no_grad()
+def block_stage(module: nn.Module) -> Stage:
+    """Fold an inverted residual.
+
+    Raises:
+        Declined: If it has anything that a fused stage does not compute.
+    """
+    _check_plain(module)
+    parts = _timm_parts(module) if hasattr(module, "conv_dw") else _torchvision_parts(module)
+    conv, norm = parts.depthwise
+    _check_depthwise(conv)
+    if parts.first is not None and not any(isinstance(c, ReuseConv) for c in (parts.first[0], parts.last[0])):
+        raise Declined("no epitome")
+    channels = conv.weight.shape[0]
+    expand, taps_in, scale, shift, first = _expansion(parts.first, channels, conv.weight)
+    project, taps_out, bias, last = _projection(parts.last, channels)
+    activations = (first, norm.activation, last)
+    settings = Settings(
+        "block", conv.stride[0], conv.padding[0], activations, parts.residual, taps_in.group, taps_out.group
+    )
+    depthwise = conv.weight * norm.scale[:, None, None, None]
+    depthwise_bias = norm.shift if conv.bias is None else norm.shift + norm.scale * conv.bias
+    return Stage(settings, project, bias, expand, taps_in, scale, shift, depthwise, depthwise_bias, taps_out)
+
+
+@torch.no_grad()
+def conv_stage(conv: nn.Module, bn: nn.Module, act: nn.Module) -> Stage:
+    """Fold a convolution with its batch norm and activation: a stem of few channels, or a 1x1.
+
+    Raises:
+        Declined: If it is another kind of convolution.
+    """
+    for module in (conv, bn, act):
+        _check_plain(module)
+    if type(conv) is not nn.Conv2d or conv.groups != 1:
+        raise Declined("not a plain convolution")
+    norm = _norm(bn, act)
+    pointwise = _is_1x1(conv)
+    if not pointwise and (conv.in_channels > _FEW_CHANNELS or not _is_square(conv)):
+        raise Declined("neither a stem nor a 1x1 convolution")
+    padding = conv.padding[0]
+    weight = conv.weight * norm.scale[:, None, None, None]
+    settings = Settings(
+        "pointwise" if pointwise else "stem",
+        conv.stride[0],
+        int(padding),
+        ("identity", "identity", norm.activation),
+    )
+    return Stage(settings, weight.flatten(1) if pointwise else weight, _bias(conv, norm))
+
+
+# ---- taking blocks apart ----
+
+
+def _timm_parts(block: Any) -> Parts:
+    for name in ("conv_s2d", "bn_s2d"):
+        if getattr(block, name, None) is not None:
+            raise Declined("space to depth")
+    for name, reason in (("se", "squeeze-excitation"), ("aa", "anti-aliasing"), ("drop_path", "drop path")):
+        if type(getattr(block, name, nn.Identity())).__name__ not in _DO_NOTHING:
+            raise Declined(reason)
+    if hasattr(block, "conv_pwl"):
+        first = block.conv_pw, _norm(block.bn1)
+        return Parts(first, (block.conv_dw, _norm(block.bn2)), (block.conv_pwl, _norm(block.bn3)), block.has_skip)
+    return Parts(None, (block.conv_dw, _norm(block.bn1)), (block.conv_pw, _norm(block.bn2)), block.has_skip)
+
+
+def _torchvision_parts(block: Any) -> Parts:
+    body = getattr(block, "conv", None)
+    residual = getattr(block, "use_res_connect", None)
+    if not isinstance(body, nn.Sequential) or not isinstance(residual, bool):
+        raise Declined("another inverted residual than MobileNetV2's")
+    layers = [layer for part in body for layer in (part if isinstance(part, nn.Sequential) else (part,))]
+    for part in body:
+        _check_plain(part)
+    if len(layers) not in (5, 8):
+        raise Declined("another inverted residual than MobileNetV2's")
+    *head, conv, bn = layers
+    units = [(head[at], _norm(head[at + 1], head[at + 2])) for at in range(0, len(head), 3)]
+    return Parts(units[0] if len(units) == 2 else None, units[-1], (conv, _norm(bn)), residual)
+
+
+def _norm(bn: Any, act: nn.Module | None = None) -> Norm:
+    """Batch norm as scale and shift; timm's holds its activation itself."""
+    _check_plain(bn)
+    if type(bn) is not nn.BatchNorm2d and type(bn).__name__ != "BatchNormAct2d":
+        raise Declined(f"{type(bn).__name__} instead of a batch norm")
+    if bn.running_mean is None or bn.training:
+        raise Declined("batch norm over the batch")
+    if type(getattr(bn, "drop", nn.Identity())).__name__ not in _DO_NOTHING:
+        raise Declined("dropout in the batch norm")
+    act = act if act is not None else getattr(bn, "act", nn.Identity())
+    if type(act) not in _ACTIVATIONS:
+        raise Declined(f"activation {type(act).__name__}")
+    scale = torch.rsqrt(bn.running_var + bn.eps) * (1 if bn.weight is None else bn.weight)
+    return Norm(scale, (0 if bn.bias is None else bn.bias) - bn.running_mean * scale, _ACTIVATIONS[type(act)])
+
+
+# ---- the convolutions ----
+
+
+def _expansion(
+    first: tuple[Any, Norm] | None, channels: int, like: Tensor
+) -> tuple[Tensor | None, Taps, Tensor, Tensor, Activation]:
+    if first is None:
+        identity = Taps.identity(channels)
+        return None, _on(identity, like), like.new_ones(channels), like.new_zeros(channels), "identity"
+    conv, norm = first
+    matrix, taps = _matrix(conv, "product_map", channels)
+    return matrix, taps, norm.scale, _bias(conv, norm), norm.activation
+
+
+def _projection(last: tuple[Any, Norm], channels: int) -> tuple[Tensor, Taps, Tensor, Activation]:
+    conv, norm = last
+    matrix, taps = _matrix(conv, "wrapping", channels)
+    return matrix * norm.scale[:, None], taps, _bias(conv, norm), norm.activation
+
+
+def _matrix(conv: Any, strategy: str, channels: int) -> tuple[Tensor, Taps]:
+    """A 1x1's matrix, and which of its rows or columns each expanded channel meets."""
+    _check_plain(conv)
+    if not _is_1x1(conv):
+        raise Declined("not a 1x1 convolution")
+    if not isinstance(conv, ReuseConv):
+        if type(conv) is not nn.Conv2d:
+            raise Declined(f"{type(conv).__name__} instead of a convolution")
+        return conv.weight.flatten(1), _on(Taps.identity(channels), conv.weight)
+    if conv.strategy != strategy:
+        raise Declined(f"runs as {conv.strategy}")
+    axis, size = (
+        ("out", conv.spec.epitome_shape[0]) if strategy == "product_map" else ("in", conv.spec.epitome_shape[1])
+    )
+    block = conv.spec.block_out if axis == "out" else conv.spec.block_in
+    starts = conv.starts().get(axis)  # type: ignore[call-overload]
+    return conv._weight.flatten(1), _on(_taps(starts, channels, size, block, conv.spec.group_length), conv.epitome)
+
+
+def _taps(starts: Tensor | None, channels: int, size: int, block: int, group: int) -> Taps:
+    position = torch.arange(channels)
+    if starts is None:
+        return Taps(position % size, torch.zeros(channels, dtype=torch.float64), size)
+    shift = split_starts(starts.double(), size, group)
+    lower = (shift.base[position // block] + position % block) % size
+    return Taps(lower, shift.fraction[position // block], size, group)
+
+
+def _on(taps: Taps, like: Tensor) -> Taps:
+    """On another tensor's device, fractions at least in float32."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    return Taps(taps.lower.to(like.device), taps.fraction.to(like.device, dtype), taps.size, taps.group)
+
+
+def _bias(conv: Any, norm: Norm) -> Tensor:
+    return norm.shift if conv.bias is None else norm.shift + norm.scale * conv.bias
+
+
+def _check_depthwise(conv: Any) -> None:
+    _check_plain(conv)
+    if type(conv) is not nn.Conv2d or conv.groups != conv.in_channels or conv.groups != conv.out_channels:
+        raise Declined("not a depthwise convolution")
+    if not _is_square(conv) or conv.kernel_size[0] not in (3, 5, 7):
+        raise Declined("depthwise kernel, stride, padding or dilation")
+
+
+def _is_square(conv: Any) -> bool:
+    same = all(len(set(value)) == 1 for value in (conv.kernel_size, conv.stride, conv.dilation))
+    padded = isinstance(conv.padding, tuple) and len(set(conv.padding)) == 1 and conv.padding_mode == "zeros"
+    return same and padded and conv.stride[0] in (1, 2) and conv.dilation[0] == 1
+
+
+def _is_1x1(conv: Any) -> bool:
+    if not isinstance(conv, nn.Conv2d | ReuseConv) or not isinstance(conv.padding, tuple):
+        return False
+    sizes = (conv.kernel_size, conv.stride)
+    return all(tuple(size) == (1, 1) for size in sizes) and not any(conv.padding) and conv.groups == 1
+
+
+def _check_plain(module: nn.Module) -> None:
+    """Hooks would no longer run."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise Declined("forward hooks")

@@ -1,0 +1,36 @@
+"""The fused stage as an operator that torch.compile and torch.export keep as it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from epitorch.deploy._fused_block import Stage, output_size
+from epitorch.deploy._fused_native import NativeChain, usable
+from epitorch.deploy._fused_reference import run_reference
+
+
+@torch.library.custom_op("epitorch::fused_stage", mutates_args=())
+def fused_stage(x: Tensor, tensors: list[Tensor], packed: list[Tensor], settings: list[int]) -> Tensor:
+    """Run one stage: natively where that is possible, else by torch's operators.
+
+    Args:
+        x: Shape (N, C, H, W).
+        tensors: `Stage.tensors()`, in the dtype and on the device of `x`.
+        packed: The same for the kernel (`pack_native`), or nothing.
+        settings: `Settings.encode()`.
+
+    Returns:
+        Shape (N, K, H', W'), channels last.
+    """
+    stage = Stage.of(tensors, settings)
+    if packed and usable(x):
+        return NativeChain([stage], [packed])(x)
+    return run_reference(stage, x).contiguous(memory_format=torch.channels_last)
+
+
+@fused_stage.register_fake
+def _(x: Tensor, tensors: list[Tensor], packed: list[Tensor], settings: list[int]) -> Tensor:
+    stage = Stage.of(tensors, settings)
+    rows, columns = output_size(stage.settings, stage.kernel, x.shape[2], x.shape[3])
+    return x.new_empty(x.shape[0], rows, columns, stage.out_channels).permute(0, 3, 1, 2)

@@ -1,0 +1,175 @@
+"""fuse(net): put fused stages in the place of what they compute."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from epitorch.cost.analysis import aligned
+from epitorch.deploy._fused_match import Declined, block_stage, conv_stage, is_inverted_residual
+from epitorch.deploy.fused import FusedChain, FusedConv, FusedInvertedResidual, FusedStage
+from epitorch.errors import InputError, explain
+from epitorch.nn import EpitomeLayer
+
+# timm keeps a convolution and its batch norm (with the activation inside) side by side
+_PAIRS = (("conv_stem", "bn1"), ("conv_head", "bn2"))
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """One block or convolution that the pass looked at.
+
+    Args:
+        name: Qualified name.
+        kind: Class of the module.
+        reason: Why it was left; empty if it was fused.
+    """
+
+    name: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class FusionReport:
+    """Report of `fuse`; `str()` is a table.
+
+    Args:
+        layers: Everything that the pass looked at.
+    """
+
+    layers: tuple[FusedLayer, ...]
+
+    @property
+    def fused(self) -> tuple[FusedLayer, ...]:
+        """What runs as one operator now."""
+        return tuple(layer for layer in self.layers if not layer.reason)
+
+    def __str__(self) -> str:
+        rows = [(layer.name, layer.kind, layer.reason or "fused") for layer in self.layers]
+        return "\n".join(aligned([("layer", "kind", "result"), *rows], left=(0, 1, 2)))
+
+
+def fuse(net: nn.Module) -> nn.Module:
+    """Run a deployed network's inverted residuals as single operators.
+
+    Recognised are the blocks of torchvision's MobileNetV2 and of timm's MobileNetV2 and EfficientNet-Lite
+    (`InvertedResidual`, `DepthwiseSeparableConv`) whose 1x1 convolutions run on their epitomes, and around them the
+    stem and plain 1x1 convolutions. Batch norms are folded; stages that follow each other become one chain, which
+    is one call of the native kernel. What has anything else (squeeze-excitation, hooks, other kernels) is left.
+
+    Args:
+        net: From `epitorch.deploy(model, x, strategy="reuse")`, in eval mode; it stays as it is.
+
+    Returns:
+        A copy. Its attribute `fusion` is the report (`FusionReport`).
+
+    Raises:
+        InputError: If the network is in training mode or was not deployed.
+    """
+    if net.training or any(isinstance(module, EpitomeLayer) for module in net.modules()):
+        raise InputError(
+            explain(
+                "this network cannot be fused",
+                expected='a network from epitorch.deploy(model, x, strategy="reuse"), in eval mode',
+                got="a network in training mode" if net.training else "epitome layers as they are trained",
+            )
+        )
+    net = copy.deepcopy(net)
+    rows: list[FusedLayer] = []
+    root = nn.ModuleDict({"net": net})
+    for name, parent, child in list(_parents(root)):
+        if is_inverted_residual(child):
+            _replace_block(rows, name, parent, child)
+    if any(not row.reason for row in rows):
+        _fuse_convolutions(rows, root)
+        _link(root)
+    made = root["net"]
+    setattr(made, "fusion", FusionReport(tuple(rows)))  # noqa: B010 - nn.Module declares tensors and modules only
+    return made
+
+
+def _parents(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    for prefix, parent in root.named_modules():
+        for name, child in parent.named_children():
+            full = f"{prefix}.{name}".lstrip(".").removeprefix("net").lstrip(".")
+            yield full, parent, child
+
+
+def _replace_block(rows: list[FusedLayer], name: str, parent: nn.Module, block: nn.Module) -> None:
+    reason = ""
+    try:
+        _set(parent, block, FusedInvertedResidual(block_stage(block)))
+    except Declined as declined:
+        reason = str(declined)
+    rows.append(FusedLayer(name, type(block).__name__, reason))
+
+
+def _set(parent: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Under every name that the parent has for it."""
+    for name, child in list(parent._modules.items()):
+        if child is old:
+            parent._modules[name] = new.eval()
+
+
+def _fuse_convolutions(rows: list[FusedLayer], root: nn.Module) -> None:
+    """torchvision's triples of convolution, batch norm and activation; timm's pairs."""
+    blocks = tuple(f"{row.name}." for row in rows)
+    for name, parent, child in list(_parents(root)):
+        if name.startswith(blocks):
+            continue
+        if isinstance(child, nn.Sequential) and len(child) == 3 and isinstance(child[0], nn.Conv2d):
+            _try_conv(rows, name, parent, child, (child[0], child[1], child[2]))
+        for conv, norm in _PAIRS:
+            pair: Any = (getattr(child, conv, None), getattr(child, norm, None))
+            if isinstance(pair[0], nn.Conv2d) and hasattr(pair[1], "act"):
+                fused = _try_conv(rows, f"{name}.{conv}".lstrip("."), child, pair[0], (*pair, pair[1].act))
+                if fused:
+                    _set(child, pair[1], nn.Identity())
+
+
+def _try_conv(
+    rows: list[FusedLayer],
+    name: str,
+    parent: nn.Module,
+    old: nn.Module,
+    parts: tuple[nn.Module, nn.Module, nn.Module],
+) -> bool:
+    reason = ""
+    try:
+        if old._forward_hooks or old._forward_pre_hooks:
+            raise Declined("forward hooks")
+        _set(parent, old, FusedConv(conv_stage(*parts)))
+    except Declined as declined:
+        reason = str(declined)
+    rows.append(FusedLayer(name, type(old).__name__, reason))
+    return not reason
+
+
+def _link(parent: nn.Module) -> None:
+    """Make chains of stages that follow each other in an `nn.Sequential`, innermost first."""
+    for child in list(parent.children()):
+        if not isinstance(child, FusedStage | FusedChain):
+            _link(child)
+    if type(parent) is nn.ModuleDict or not isinstance(parent, nn.Sequential):
+        return
+    runs: list[list[Any]] = []
+    for module in parent:
+        stages = list(module) if isinstance(module, FusedChain) else [module]
+        joins = bool(runs) and isinstance(stages[0], FusedStage) and isinstance(runs[-1][0], FusedStage)
+        if joins and not _has_hooks(module):
+            runs[-1] += stages
+        else:
+            runs.append(stages)
+    parent._modules.clear()
+    for number, run in enumerate(runs):
+        chain = isinstance(run[0], FusedStage)
+        parent._modules[str(number)] = FusedChain(*run).eval() if chain else run[0]
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)

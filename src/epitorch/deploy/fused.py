@@ -1,0 +1,134 @@
+"""The fused inverted residual: expand, depthwise and project without ever storing the expanded channels.
+
+Between the two 1x1 convolutions the expanded channels are interpolated copies of a few product-map channels, and
+after the depthwise convolution only their wrapped sums are read (method section 5). `fuse` finds such blocks in a
+deployed network; a native kernel runs them tile by tile on the CPU, torch's operators everywhere else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from epitorch.deploy._fused_block import Stage
+from epitorch.deploy._fused_native import (
+    NativeChain,
+    instruction_set,
+    native_available,
+    native_problem,
+    pack_native,
+    usable,
+    why_not_native,
+)
+from epitorch.deploy._fused_op import fused_stage
+from epitorch.deploy._fused_reference import run_reference
+
+__all__ = [
+    "FusedChain",
+    "FusedConv",
+    "FusedInvertedResidual",
+    "FusedStage",
+    "instruction_set",
+    "native_available",
+    "native_problem",
+]
+
+
+class FusedStage(nn.Module):
+    """One stage of a network as a single operator, for inference; its tensors are buffers.
+
+    Args:
+        stage: What it computes; batch norms folded.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.settings = stage.settings
+        self._count = len(stage.tensors())
+        for number, value in enumerate(stage.tensors()):
+            self.register_buffer(f"tensor_{number}", value.detach().clone(memory_format=torch.contiguous_format))
+        self.refresh()
+
+    @property
+    def stage(self) -> Stage:
+        """What it computes, with the tensors as they are now."""
+        return Stage.of(self._tensors(), self.settings.encode())
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Pack for the kernel anew; loading a state and moving do it, changing a buffer in place does not."""
+        self._native: NativeChain | None = None
+        native = native_available() and not why_not_native(self.stage)
+        self._packed: list[Tensor] = pack_native(self.stage) if native else []
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Run the stage.
+
+        Args:
+            input: Shape (N, C, H, W).
+
+        Returns:
+            Shape (N, K, H', W'), channels last where the native kernel ran.
+        """
+        if torch.onnx.is_in_onnx_export():
+            return run_reference(self.stage, input)
+        if torch.compiler.is_compiling():
+            return fused_stage(input, self._tensors(), self._packed, self.settings.encode())
+        if self._packed and usable(input):
+            self._native = self._native or NativeChain([self.stage], [self._packed])
+            return self._native(input)
+        return run_reference(self.stage, input)
+
+    def extra_repr(self) -> str:
+        """Sizes."""
+        stage = self.stage
+        return f"{stage.in_channels}, {stage.out_channels}, kernel_size={stage.kernel}, stride={self.settings.stride}"
+
+    def _tensors(self) -> list[Tensor]:
+        return [getattr(self, f"tensor_{number}") for number in range(self._count)]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self.refresh()
+        return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self.refresh()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_native": None}
+
+
+class FusedInvertedResidual(FusedStage):
+    """An inverted residual, with or without its first 1x1, on the epitomes of its 1x1 convolutions."""
+
+
+class FusedConv(FusedStage):
+    """A convolution with its batch norm and activation: the stem, or a 1x1 at the end."""
+
+
+class FusedChain(nn.Sequential):
+    """Stages that follow each other: one call of the kernel for all of them."""
+
+    def __init__(self, *stages: FusedStage) -> None:
+        super().__init__(*stages)
+        self._native: NativeChain | None = None
+        self._made_of: list[list[Tensor]] = []
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Run the stages in order; shapes as in `FusedStage`."""
+        if torch.compiler.is_compiling() or not usable(input):
+            return super().forward(input)
+        stages: list[Any] = list(self._modules.values())
+        packed = [stage._packed for stage in stages]
+        if not all(packed):
+            return super().forward(input)
+        if self._native is None or any(a is not b for a, b in zip(packed, self._made_of, strict=True)):
+            self._native, self._made_of = NativeChain([stage.stage for stage in stages], packed), packed
+        return self._native(input)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_native": None, "_made_of": []}

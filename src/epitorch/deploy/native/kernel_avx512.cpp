@@ -1,0 +1,3 @@
+#define LANES 16
+#define ISA epitorch_avx512
+#include "kernel.h"

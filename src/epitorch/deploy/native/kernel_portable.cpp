@@ -1,0 +1,3 @@
+#define LANES 4
+#define ISA epitorch_portable
+#include "kernel.h"
