@@ -130,7 +130,7 @@ def test_failures_have_their_own_code(
     def fails(_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "_count", fails)
+    monkeypatch.setitem(cli._COMMANDS, "count", fails)
     got, err = failing(capsys, "count", "x")
     assert got == code
     assert err.startswith("error: ")
@@ -143,7 +143,7 @@ def test_a_refusal_of_the_system_names_the_file(
     def fails(_: Any) -> None:
         open("/proc/nothing/here", "w")  # noqa: SIM115
 
-    monkeypatch.setattr(cli, "_count", fails)
+    monkeypatch.setitem(cli._COMMANDS, "count", fails)
     code, err = failing(capsys, "count", "x")
     assert code == 1
     assert "/proc/nothing/here" in err.splitlines()[0]
@@ -160,7 +160,7 @@ def test_a_missing_package_says_which_extra(
     def fails(_: Any) -> None:
         raise ModuleNotFoundError(f"No module named '{module}'", name=module)
 
-    monkeypatch.setattr(cli, "_train", fails)
+    monkeypatch.setitem(cli._COMMANDS, "train", fails)
     code, err = failing(capsys, "train", "x", "--data", "digits")
     assert code == 2
     assert f"pip install 'epitorch[{extra}]'" in err
@@ -172,7 +172,7 @@ def test_another_missing_module_is_a_failure(
     def fails(_: Any) -> None:
         raise ModuleNotFoundError("No module named 'nothing'", name="nothing")
 
-    monkeypatch.setattr(cli, "_count", fails)
+    monkeypatch.setitem(cli._COMMANDS, "count", fails)
     code, err = failing(capsys, "count", "x")
     assert (code, err) == (1, "error: No module named 'nothing'\n")
 
@@ -242,7 +242,7 @@ def test_examples_in_the_help_parse_and_name_what_exists(capsys: pytest.CaptureF
         with pytest.raises(SystemExit):
             main([command, "--help"])
         for example in examples(capsys.readouterr().out):
-            arguments = cli._parser().parse_args(example)
+            arguments = cli.parser().parse_args(example)
             if command == "train":
                 from epitorch.training.recipe import load_recipe
 
