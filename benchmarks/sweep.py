@@ -39,6 +39,7 @@ from sweep_inputs import Subject, subject, timm_names, torchvision_names
 
 RATIO = 2.0
 COVERAGE = 0.95
+AT_ONCE = 250_000_000  # elements of generated weights that one backward pass trains
 TOLERANCE = 1e-4  # of the largest output, float32
 
 
@@ -226,13 +227,26 @@ def _check_state(what: Subject, model: nn.Module, plan: Any, inputs: tuple[Any, 
 
 
 def _check_backward(what: Subject, model: nn.Module, inputs: tuple[Any, ...]) -> None:
-    output = what.train(model.train(), _fresh(inputs))
-    parts = [tensor for tensor in tensors(output) if tensor.is_floating_point() and tensor.requires_grad]
-    torch.stack([part.float().square().mean() for part in parts]).sum().backward()
-    gradients = [layer.epitome.grad for layer in _epitomes(model)]
-    missing = sum(gradient is None for gradient in gradients)
-    _must(missing < len(gradients) / 2, f"{missing} of {len(gradients)} epitomes got no gradient")
-    _must(all(g is None or bool(g.isfinite().all()) for g in gradients), "a gradient is not finite")
+    """In several passes where one would keep more than this machine has: each trains some of the epitomes."""
+    layers = _epitomes(model)
+    passes = 1 + sum(layer.spec.num_weight for layer in layers) // AT_ONCE
+    model.train().requires_grad_(passes == 1)
+    missing = 0
+    for number in range(passes):
+        trained = layers[number::passes]
+        for layer in trained:
+            layer.requires_grad_(True)
+        output = what.train(model, _fresh(inputs))
+        parts = [tensor for tensor in tensors(output) if tensor.is_floating_point() and tensor.requires_grad]
+        torch.stack([part.float().square().mean() for part in parts]).sum().backward()
+        gradients = [layer.epitome.grad for layer in trained]
+        missing += sum(gradient is None for gradient in gradients)
+        _must(all(g is None or bool(g.isfinite().all()) for g in gradients), "a gradient is not finite")
+        if passes > 1:
+            del output, parts, gradients
+            model.zero_grad(set_to_none=True)
+            model.requires_grad_(False)
+    _must(missing < len(layers) / 2, f"{missing} of {len(layers)} epitomes got no gradient")
 
 
 def _epitomes(model: nn.Module) -> list[EpitomeLayer]:
