@@ -145,6 +145,7 @@ def _add_bench(commands: Any) -> None:
     parser.add_argument("--strategy", default="auto", help="auto | reuse | dense; default: auto")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of every runtime; default: 1")
     parser.add_argument("--rounds", type=int, default=20, metavar="N", help="default: 20")
+    parser.add_argument("--processor-time", action="store_true", help="not the wall's clock: for a busy machine")
     parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the report as JSON")
     _add_allow_factory(parser)

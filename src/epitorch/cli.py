@@ -247,6 +247,7 @@ def _bench(arguments: argparse.Namespace) -> None:
         threads=arguments.threads,
         rounds=arguments.rounds,
         memory=not arguments.no_memory,
+        processor_time=arguments.processor_time,
         out=arguments.out,
         allow_factory=arguments.allow_factory,
     )

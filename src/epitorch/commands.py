@@ -243,6 +243,7 @@ def bench_named(
     threads: int = 1,
     rounds: int = 20,
     memory: bool = True,
+    processor_time: bool = False,
     out: Path | None = None,
     allow_factory: bool = False,
 ) -> BenchReport:
@@ -259,6 +260,7 @@ def bench_named(
         threads: See there.
         rounds: See there.
         memory: See there.
+        processor_time: See there.
         out: Write the report to this JSON file.
         allow_factory: As for `load_checkpoint`.
 
@@ -282,6 +284,7 @@ def bench_named(
         threads=threads,
         rounds=rounds,
         memory=memory,
+        processor_time=processor_time,
     )
     if out is not None:
         write_atomic(out, (json.dumps(report.to_dict(), indent=1) + "\n").encode())

@@ -15,6 +15,11 @@ from epitorch.errors import InputError, explain
 Clock = Callable[[], float]
 
 
+def busy_clock(threads: int) -> Clock:
+    """The clock that other processes disturb least: this process's processor time, for one thread; else the wall's."""
+    return time.process_time if threads == 1 else time.perf_counter
+
+
 @dataclass(frozen=True)
 class Times:
     """Of one task, one entry for each round.

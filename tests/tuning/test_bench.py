@@ -70,7 +70,7 @@ def test_ratios_are_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second.throughput == 2.0
     lines = str(report).splitlines()
     assert lines[2].split()[:5] == ["torch", "1", "b", "500.000", "375.000-2750.000"]
-    assert "1 thread(s), 3 rounds in turns" in lines[3]
+    assert "1 thread(s), 3 rounds in turns, wall" in lines[3]
 
 
 def test_what_a_runtime_refuses_is_listed_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +106,7 @@ def test_peak_memory_grows_with_the_network(tmp_path: Path) -> None:
         ({"a": 3}, {}, "no model"),
         ({"a": nn.Identity()}, {"batches": (0,)}, "batch is not valid"),
         ({"a": nn.Identity()}, {"threads": True}, "threads is not valid"),
+        ({"a": nn.Identity()}, {"threads": 2, "processor_time": True}, "processor time adds up"),
         ({"a": nn.Identity()}, {"runtimes": ("tflite",)}, "torch | onnxruntime | openvino"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from epitorch.bench._report import BenchReport, BenchRow
 from epitorch.cost import Cost, count
 from epitorch.cost._trace import epitome_layers, quiet
 from epitorch.errors import EpitorchError, InputError, check_is_model, explain
-from epitorch.timing import Times, alternate, torch_threads
+from epitorch.timing import Times, alternate, busy_clock, torch_threads
 from epitorch.tuning import Runtime, deploy, installed_runtimes, machine
 from epitorch.tuning._deploy import AnyStrategy
 from epitorch.tuning._runtimes import Running, check_runtime, load, runtime_version
@@ -34,6 +35,7 @@ def bench(
     threads: int = 1,
     rounds: int = 20,
     memory: bool = True,
+    processor_time: bool = False,
 ) -> BenchReport:
     """Measure networks side by side: each round runs all of them once, one after the other.
 
@@ -47,6 +49,8 @@ def bench(
         threads: Of every runtime.
         rounds: How often each network is timed.
         memory: Measure peak memory too, in a process for each row.
+        processor_time: Time by the processor time of this process instead of the wall's clock: for one thread on a
+            machine that others use too.
 
     Returns:
         Rows and environment. A network that a runtime does not take is listed under `failures`.
@@ -55,13 +59,13 @@ def bench(
         InputError: If there is no model, or an argument is not valid.
     """
     runtimes = installed_runtimes() if runtimes is None else runtimes
-    _check(models, example_input, runtimes, batches, threads)
+    _check(models, example_input, runtimes, batches, threads, processor_time)
     rows: list[BenchRow] = []
     failures: list[str] = []
     for runtime in runtimes:
         for batch in batches:
             arguments = (_batch_of(example_input, batch),)
-            setting = _Setting(runtime, batch, arguments, strategy, threads, rounds, memory)
+            setting = _Setting(runtime, batch, arguments, strategy, threads, rounds, memory, processor_time)
             rows += _side_by_side(models, setting, failures)
     environment = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -69,6 +73,7 @@ def bench(
         "versions": {name: runtime_version(name) for name in runtimes},
         "threads": threads,
         "rounds": rounds,
+        "clock": "processor time" if processor_time else "wall",
         "strategy": strategy,
         "input": list(example_input.shape[1:]),
     }
@@ -84,6 +89,7 @@ class _Setting:
     threads: int
     rounds: int
     memory: bool
+    processor_time: bool
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,8 @@ def _side_by_side(models: Mapping[str, nn.Module], setting: _Setting, failures: 
             except EpitorchError as error:
                 failures.append(f"{label} in {setting.runtime}, batch {setting.batch}: {error}")
         calls: dict[str, Callable[[], object]] = {label: one.running.call for label, one in ready.items()}
-        times = alternate(calls, rounds=setting.rounds) if calls else {}
+        clock = busy_clock(1) if setting.processor_time else time.perf_counter
+        times = alternate(calls, rounds=setting.rounds, clock=clock) if calls else {}
         first = next(iter(times.values()), None)
         return [_row(label, one, times[label], first or times[label], setting) for label, one in ready.items()]
 
@@ -154,7 +161,9 @@ def _batch_of(example: Tensor, batch: int) -> Tensor:
     return example[:1].repeat(batch, *[1] * (example.dim() - 1))
 
 
-def _check(models: Any, example: Any, runtimes: Sequence[Any], batches: Sequence[Any], threads: object) -> None:
+def _check(
+    models: Any, example: Any, runtimes: Sequence[Any], batches: Sequence[Any], threads: object, processor_time: bool
+) -> None:
     if not isinstance(models, Mapping) or not models:
         raise InputError(explain("there is nothing to measure", expected="models by label", got=repr(models)[:80]))
     for model in models.values():
@@ -164,6 +173,9 @@ def _check(models: Any, example: Any, runtimes: Sequence[Any], batches: Sequence
         raise InputError(explain("the example is not valid", expected="a tensor with at least one sample", got=got))
     for runtime in runtimes:
         check_runtime(runtime)
+    if processor_time and threads != 1:
+        wrong = "processor time adds up over threads"
+        raise InputError(explain(wrong, expected="threads=1 with processor_time", got=f"threads={threads}"))
     for name, value in (*(("batch", batch) for batch in batches), ("threads", threads)):
         if type(value) is not int or value < 1:
             raise InputError(explain(f"{name} is not valid", expected="a whole number above 0", got=repr(value)))

@@ -85,7 +85,8 @@ class BenchReport:
 
     def __str__(self) -> str:
         lines = aligned([_HEAD, *(_cells(row) for row in self.rows)], left=(0, 2, 12))
-        how = f"{self.environment['threads']} thread(s), {self.environment['rounds']} rounds in turns"
+        env = self.environment
+        how = f"{env['threads']} thread(s), {env['rounds']} rounds in turns, {env['clock']}"
         lines.append(f"{how}: medians and quartiles; speed-up over the first network")
         return "\n".join([*lines, *(f"not measured: {failure}" for failure in self.failures)])
 

@@ -18,7 +18,7 @@ from epitorch.cost.formulas import STRATEGIES, Geometry, Strategy, why_not
 from epitorch.deploy.reuse import reuse_layer
 from epitorch.errors import EpitorchError
 from epitorch.nn import AdaptedLayer, EpitomeLayer
-from epitorch.timing import alternate
+from epitorch.timing import alternate, busy_clock
 from epitorch.tuning._cache import TimingCache, machine
 from epitorch.tuning._runtimes import Runtime, load, runtime_version
 
@@ -100,7 +100,7 @@ class LayerTimer:
                 if strategy == "folded":
                     raise
                 continue  # a strategy that the runtime does not take is no candidate
-        times = alternate(calls, rounds=self.rounds)
+        times = alternate(calls, rounds=self.rounds, clock=busy_clock(self.threads))
         return {strategy: min(times[strategy].seconds) for strategy in times}  # type: ignore[misc]
 
     def _key(self, layer: Any, given: Tensor) -> str:

@@ -15,7 +15,7 @@ from epitorch.cost.formulas import Reason
 from epitorch.deploy import Deployment, Rotate, deploy_as, fuse, lay_out
 from epitorch.deploy._parity import AMPLIFIED, check_parity
 from epitorch.errors import EpitorchError
-from epitorch.timing import alternate
+from epitorch.timing import Times, alternate, busy_clock
 from epitorch.tuning._runtimes import Running, Runtime, load
 
 _ROUNDS = 11
@@ -49,7 +49,7 @@ def fastest_network(
                 raise  # what the user asked for; the others are offers
             continue
         nets[name] = net
-    times = {name: min(value.seconds) for name, value in _timed(running).items()}
+    times = {name: min(value.seconds) for name, value in _timed(running, threads).items()}
     fastest = min(times, key=lambda name: times[name])
     report: Any = nets[fastest].deployment
     seconds = {layer.name: layer.seconds for layer in chosen.deployment.layers}  # type: ignore[union-attr]
@@ -67,8 +67,9 @@ def _output(net: nn.Module, arguments: tuple[Any, ...]) -> Any:
         return net(*copy.deepcopy(arguments))
 
 
-def _timed(running: dict[str, Running]) -> dict[str, Any]:
-    return dict(alternate({name: one.call for name, one in running.items()}, rounds=_ROUNDS))
+def _timed(running: dict[str, Running], threads: int) -> dict[str, Times]:
+    calls = {name: one.call for name, one in running.items()}
+    return alternate(calls, rounds=_ROUNDS, clock=busy_clock(threads))
 
 
 def _candidates(
