@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/mobile.py --out benchmarks/results/mobile.json
 
-Weights are fresh (times do not depend on them), starts lie between positions, as training leaves them. Epitome networks are
-deployed with strategy="auto": in each runtime the fastest of what was measured. One thread; times are processor time, in
-turns, so that another load on the machine disturbs them little. "tiled" is MobileNetV2 with its starts at whole positions.
+Weights are fresh (times do not depend on them), starts lie between positions, as training leaves them. Epitome
+networks are deployed with strategy="auto": in each runtime the fastest of what was measured. One thread; times are
+processor time, in turns, so that another load on the machine disturbs them little.
 """
 
 from __future__ import annotations
