@@ -84,7 +84,7 @@ def _timm(name: str, model: str) -> Subject:
         return timm.create_model(model, pretrained=False)
 
     channels, *size = timm.get_pretrained_cfg(model).input_size if timm.get_pretrained_cfg(model) else (3, 224, 224)
-    sides = dict.fromkeys([_SMALL, 128, size[0]])
+    sides = dict.fromkeys([_SMALL, 112, 128, size[0]])  # 112: patches of 14 pixels
     return Subject(name, build, tuple((_image(side, channels=channels),) for side in sides), _plain)
 
 
