@@ -27,6 +27,7 @@ from epitorch.deploy._fused_triton import (
     TILES,
     Tile,
     block_size,
+    kernel_arguments,
     pack_triton,
     run_triton,
     usable_triton,
@@ -53,6 +54,7 @@ CASE = Case(
 )
 WHOLE = Axis((3.0, 5.0, 8.0, 1.0), 12, 12, 1)
 GROUPS = Axis((3.0, 9.5, 8.0, 1.0), 12, 12, 4)
+ONE = Axis((0.5, 0.25), 1, 1, 1)
 SHORT = Axis((0.5, 1.25, 2.0, 6.5, 3.75, 0.0, 5.5), 11, 7, 1)  # blocks of 7 on a circle of 11, the last one cut
 VARIANTS = {
     "fractional": CASE,
@@ -63,7 +65,7 @@ VARIANTS = {
     "whole inputs": replace(CASE, inputs=WHOLE),
     "groups": replace(CASE, filters=GROUPS, inputs=GROUPS),
     "short blocks": replace(CASE, filters=SHORT, inputs=SHORT),
-    "one channel": replace(CASE, filters=Axis((0.5, 0.25), 1, 1, 1), inputs=Axis((0.0, 0.5), 1, 1, 1), channels=(8, 2, 8)),
+    "one channel": replace(CASE, filters=ONE, inputs=ONE, channels=(8, 2, 8)),
     "no first 1x1": replace(CASE, channels=(48, 48, 8), filters=None),
     "plain last 1x1": replace(CASE, inputs=Axis(None, 48, 1, 1)),
     "stride 2": replace(CASE, stride=2),
@@ -98,9 +100,8 @@ def run(stage: Stage, x: Tensor, tile: Tile | None = SMALL, dtype: torch.dtype =
 def test_in_the_interpreter() -> None:
     options = ["-o", "addopts=", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     command = [sys.executable, "-m", "pytest", *options, __file__]
-    done = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, cwd=Path(__file__).parents[2], capture_output=True, text=True
-    )
+    environment, root = os.environ | {"TRITON_INTERPRET": "1"}, Path(__file__).parents[2]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
@@ -278,3 +279,52 @@ def test_the_processor_never_runs_it() -> None:
     code = "import sys, epitorch, epitorch.deploy.fused; print(any('triton_kernel' in name for name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def compiled(stage: Stage, tile: Tile) -> Any:
+    """The kernel for an H100; that needs no GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from epitorch.deploy._fused_triton_kernel import middle
+
+    _, _, *packed = pack_triton(stage)
+    product_map, sums = stage.project.new_empty(2, 14, 14, 16), stage.project.new_empty(2, 14, 14, 16)
+    given = kernel_arguments(stage, product_map, sums, (packed[0], packed[1]))
+    given |= {"TILE_Y": tile.rows, "TILE_X": tile.columns}
+    names = list(middle.arg_names)
+    element = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}[stage.project.dtype]
+    pointers = {"product_map": element, "sums": element, "indices": "*i32", "constants": "*fp32"}
+    signature = {n: pointers.get(n, "constexpr" if n.isupper() else "i32") for n in names}
+    constants = {(names.index(n),): v for n, v in given.items() if n.isupper()}
+    attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in pointers}
+    source = ASTSource(middle, signature, constants, attributes)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tile.warps})
+
+
+@outside
+@pytest.mark.skipif(missing, reason="Triton is not installed")
+@pytest.mark.parametrize("name, dtype", [("groups", torch.float16), ("whole starts", torch.float32)])
+def test_it_compiles_for_a_gpu(name: str, dtype: torch.dtype) -> None:
+    made = compiled(VARIANTS[name].stage().map(lambda value: value.to(dtype)), SMALL)
+    assert ".target sm_90" in made.asm["ptx"]
+    assert "st.local" not in made.asm["ptx"]
+    assert len(made.asm["cubin"]) > 1000
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_on_a_gpu(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    stage, x = VARIANTS[name].stage(), VARIANTS[name].input()
+    module = FusedInvertedResidual(stage.map(lambda value: value.float())).cuda().to(dtype)
+    assert module._packed
+    with torch.no_grad():
+        got = module(x.to("cuda", dtype))
+        assert usable_triton(x.to("cuda", dtype))
+    assert got.dtype == dtype
+    assert relative(run_reference(stage, x), got.double().cpu()) < tolerance
+    for tile in TILES:
+        again = run_triton(module.stage, module._packed, x.to("cuda", dtype), tile)
+        assert relative(run_reference(stage, x), again.double().cpu()) < tolerance

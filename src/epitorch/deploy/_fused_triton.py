@@ -165,30 +165,21 @@ def block_size(size: int, moves: bool) -> int:
     return next((block for block in used if used[block] > used[first] + 0.1), first)
 
 
-def _launch(
-    stage: Stage, product_map: Tensor, sums: Tensor, indices: Tensor, constants: Tensor, tile: Tile | None
-) -> None:
-    settings, taps = stage.settings, stage.taps_out
+def kernel_arguments(stage: Stage, product_map: Tensor, sums: Tensor, packed: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    """Everything that the kernel takes but the pointers and the tile."""
+    settings, taps, (indices, constants) = stage.settings, stage.taps_out, packed
     assert taps is not None
-    batch, height, width, _ = product_map.shape
-    _, rows, columns, _ = sums.shape
-    size, upper = indices.shape[2], constants.shape[1] - 5 - stage.kernel**2
-    block = block_size(size, bool(upper))
-
-    def grid(meta: dict[str, Any]) -> tuple[int]:
-        tiles = batch * -(-rows // meta["TILE_Y"]) * -(-columns // meta["TILE_X"])
-        return (-(-tiles // (block // size)) if upper else -(-tiles * size // block),)
-
-    arguments: dict[str, Any] = {
+    upper = constants.shape[1] - 5 - stage.kernel**2
+    return {
         "layers": len(indices),
-        "batch": batch,
-        "height": height,
-        "width": width,
-        "out_height": rows,
-        "out_width": columns,
+        "batch": len(product_map),
+        "height": product_map.shape[1],
+        "width": product_map.shape[2],
+        "out_height": sums.shape[1],
+        "out_width": sums.shape[2],
         "P_CHANNELS": product_map.shape[3],
         "Z_CHANNELS": sums.shape[3],
-        "SIZE": size,
+        "SIZE": indices.shape[2],
         "GROUP": taps.group,
         "KERNEL": stage.kernel,
         "STRIDE": settings.stride,
@@ -197,8 +188,21 @@ def _launch(
         "SECOND": ACTIVATIONS.index(settings.activations[1]),
         "UPPER_IN": indices.shape[1] - 1,
         "UPPER_OUT": upper,
-        "BLOCK": block,
+        "BLOCK": block_size(indices.shape[2], bool(upper)),
     }
+
+
+def _launch(
+    stage: Stage, product_map: Tensor, sums: Tensor, indices: Tensor, constants: Tensor, tile: Tile | None
+) -> None:
+    arguments = kernel_arguments(stage, product_map, sums, (indices, constants))
+    block, size = arguments["BLOCK"], arguments["SIZE"]
+
+    def grid(meta: dict[str, Any]) -> tuple[int]:
+        batch, rows, columns, _ = sums.shape
+        tiles = batch * -(-rows // meta["TILE_Y"]) * -(-columns // meta["TILE_X"])
+        return (-(-tiles // (block // size)) if arguments["UPPER_OUT"] else -(-tiles * size // block),)
+
     kernel = _tuned() if tile is None else _kernel()
     if tile is not None:
         arguments |= {"TILE_Y": tile.rows, "TILE_X": tile.columns, "num_warps": tile.warps}
