@@ -36,7 +36,7 @@ from epitorch.deploy._fused_triton import (
 from epitorch.deploy.fused import FusedChain, FusedConv, FusedInvertedResidual
 
 EXAMPLES = int(os.environ.get("EPITORCH_EXAMPLES", "60")) // 5
-SMALL = Tile(2, 3, 4)
+SMALL = Tile(2, 3)
 missing = importlib.util.find_spec("triton") is None
 interpreted = os.environ.get("TRITON_INTERPRET") == "1" and not missing
 inside = pytest.mark.skipif(not interpreted, reason="runs in the process that test_in_the_interpreter starts")
@@ -300,7 +300,7 @@ def compiled(stage: Stage, tile: Tile) -> Any:
     constants = {(names.index(n),): v for n, v in given.items() if n.isupper()}
     attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in pointers}
     source = ASTSource(middle, signature, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": tile.warps})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": given["BLOCK"] // 32})
 
 
 @outside
