@@ -239,7 +239,8 @@ def _layers(taps: Taps) -> Tensor:
 
 
 def _constants(stage: Stage) -> Tensor:
-    """By expanded channel, float64, shape (5 + k * k or one more, C)."""
+    """By expanded channel, float64 on the CPU, shape (5 + k * k or one more, C)."""
+    stage = stage.map(lambda value: value.detach().cpu())
     a, b = stage.taps_in, stage.taps_out
     assert a is not None
     assert b is not None
@@ -247,10 +248,10 @@ def _constants(stage: Stage) -> Tensor:
     assert stage.shift is not None
     assert stage.depthwise is not None
     assert stage.depthwise_bias is not None
-    share, scale = a.fraction.double(), stage.scale.double()
-    rows = [scale * (1 - share), scale * share, stage.shift, stage.depthwise_bias, 1 - b.fraction.double()]
-    rows += [*stage.depthwise.flatten(1).T, *([b.fraction] if _upper(b) else [])]
-    return torch.stack([row.double() for row in rows]).cpu()
+    share, high, scale = a.fraction.double().cpu(), b.fraction.double().cpu(), stage.scale.double()
+    rows = [scale * (1 - share), scale * share, stage.shift, stage.depthwise_bias, 1 - high]
+    rows += [*stage.depthwise.flatten(1).T, *([high] if _upper(b) else [])]
+    return torch.stack([row.double() for row in rows])
 
 
 def _upper(taps: Taps) -> int:
