@@ -39,7 +39,7 @@ from epitorch.deploy.fused import FusedInvertedResidual
 from epitorch.models.mobilenetv2 import mobilenetv2, mobilenetv2_plan
 
 Run = Callable[[], Any]
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2}
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1}  # half: 17 blocks of rounding, 0.01 to 0.03 on the CPU too
 CACHE_BYTES = 256 << 20  # inputs take turns until they are beyond the second-level cache
 
 
@@ -220,8 +220,9 @@ def _block_inputs(
 def _parity(report: Report, arguments: argparse.Namespace) -> None:
     """The fused network on the device against torch's operators in double precision on the CPU."""
     found = {}
+    torch.backends.cudnn.allow_tf32 = False  # float32 is compared, never timed
     for c in arguments.c:
-        x = torch.randn(2, 3, 64, 64)
+        x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
         exact = _by_torch(_epitome(c, torch.float64, "cpu"), x.double())
         for dtype, tolerance in TOLERANCE.items():
             net = _epitome(c, dtype, arguments.device)
