@@ -47,7 +47,7 @@ ORDER = [
     "bench",
     "models",
 ]
-ORDER += ["results", "checkpoint", "training", "commands", "_help", "_parsers", "_arguments", "cli", "__main__"]
+ORDER += ["results", "checkpoint", "training", "commands", "_help", "_arguments", "_parsers", "cli", "__main__"]
 
 
 def test_import_needs_torch_only() -> None:

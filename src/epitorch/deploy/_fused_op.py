@@ -8,24 +8,33 @@ from torch import Tensor
 from epitorch.deploy._fused_block import Stage, output_size
 from epitorch.deploy._fused_native import NativeChain, usable
 from epitorch.deploy._fused_reference import run_reference
+from epitorch.deploy._fused_triton import run_triton, usable_triton
+
+
+def packed_for(x: Tensor, packed: list[Tensor]) -> bool:
+    """Whether there is a packing, for the kernel of the device that `x` is on."""
+    return bool(packed) and packed[0].device == x.device
 
 
 @torch.library.custom_op("epitorch::fused_stage", mutates_args=())
 def fused_stage(x: Tensor, tensors: list[Tensor], packed: list[Tensor], settings: list[int]) -> Tensor:
-    """Run one stage: natively where that is possible, else by torch's operators.
+    """Run one stage: by the kernel of the device where that is possible, else by torch's operators.
 
     Args:
         x: Shape (N, C, H, W).
         tensors: `Stage.tensors()`, in the dtype and on the device of `x`.
-        packed: The same for the kernel (`pack_native`), or nothing.
+        packed: The same for the kernel (`pack_native`, `pack_triton`), or nothing.
         settings: `Settings.encode()`.
 
     Returns:
         Shape (N, K, H', W'), channels last.
     """
     stage = Stage.of(tensors, settings)
-    if packed and usable(x):
+    ready = packed_for(x, packed)
+    if ready and usable(x):
         return NativeChain([stage], [packed])(x)
+    if ready and usable_triton(x):
+        return run_triton(stage, packed, x)
     return run_reference(stage, x).contiguous(memory_format=torch.channels_last)
 
 

@@ -2,7 +2,8 @@
 
 Between the two 1x1 convolutions the expanded channels are interpolated copies of a few product-map channels, and
 after the depthwise convolution only their wrapped sums are read (method section 5). `fuse` finds such blocks in a
-deployed network; a native kernel runs them tile by tile on the CPU, torch's operators everywhere else.
+deployed network; a native kernel runs them tile by tile on the CPU, a Triton kernel on a CUDA GPU, torch's operators
+everywhere else.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from epitorch.deploy._fused_native import (
     usable,
     why_not_native,
 )
-from epitorch.deploy._fused_op import fused_stage
+from epitorch.deploy._fused_op import fused_stage, packed_for
 from epitorch.deploy._fused_reference import run_reference
+from epitorch.deploy._fused_triton import pack_triton, run_triton, triton_available, usable_triton, why_not_triton
 
 __all__ = [
     "FusedChain",
@@ -33,6 +35,7 @@ __all__ = [
     "instruction_set",
     "native_available",
     "native_problem",
+    "triton_available",
 ]
 
 
@@ -60,8 +63,7 @@ class FusedStage(nn.Module):
     def refresh(self) -> None:
         """Pack for the kernel anew; loading a state and moving do it, changing a buffer in place does not."""
         self._native: NativeChain | None = None
-        native = native_available() and not why_not_native(self.stage)
-        self._packed: list[Tensor] = pack_native(self.stage) if native else []
+        self._packed: list[Tensor] = _pack(self.stage)
 
     def forward(self, input: Tensor) -> Tensor:
         """Run the stage.
@@ -70,15 +72,20 @@ class FusedStage(nn.Module):
             input: Shape (N, C, H, W).
 
         Returns:
-            Shape (N, K, H', W'), channels last where the native kernel ran.
+            Shape (N, K, H', W'), channels last where a kernel ran.
         """
         if torch.onnx.is_in_onnx_export():
             return run_reference(self.stage, input)
         if torch.compiler.is_compiling():
+            if input.device.type == "cuda" and not self._packed:
+                return run_reference(self.stage, input)  # the compiler fuses what follows a plain convolution
             return fused_stage(input, self._tensors(), self._packed, self.settings.encode())
-        if self._packed and usable(input):
+        ready = packed_for(input, self._packed)
+        if ready and usable(input):
             self._native = self._native or NativeChain([self.stage], [self._packed])
             return self._native(input)
+        if ready and usable_triton(input):
+            return run_triton(self.stage, self._packed, input)
         return run_reference(self.stage, input)
 
     def extra_repr(self) -> str:
@@ -100,6 +107,13 @@ class FusedStage(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_native": None}
+
+
+def _pack(stage: Stage) -> list[Tensor]:
+    """For the kernel of the device that the stage is on; nothing without one."""
+    if stage.project.device.type == "cuda":
+        return pack_triton(stage) if triton_available() and not why_not_triton(stage) else []
+    return pack_native(stage) if native_available() and not why_not_native(stage) else []
 
 
 class FusedInvertedResidual(FusedStage):
@@ -124,7 +138,7 @@ class FusedChain(nn.Sequential):
             return super().forward(input)
         stages: list[Any] = list(self._modules.values())
         packed = [stage._packed for stage in stages]
-        if not all(packed):
+        if not all(packed_for(input, tensors) for tensors in packed):
             return super().forward(input)
         if self._native is None or any(a is not b for a, b in zip(packed, self._made_of, strict=True)):
             self._native, self._made_of = NativeChain([stage.stage for stage in stages], packed), packed
