@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from epitorch._files import write_atomic
 from epitorch.bench import BenchReport, bench
-from epitorch.checkpoint import CheckpointConfig, ModelInput, load_checkpoint, save_checkpoint
+from epitorch.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
 from epitorch.conversion import ConversionReport, Init, convert_
 from epitorch.cost import Cost, count, plan
 from epitorch.cost.planning import Axes, Form, Index, Policy

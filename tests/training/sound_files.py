@@ -10,10 +10,24 @@ import numpy as np
 import soundfile
 
 # ESC-50's own numbers and names of ESC-10's classes
-ESC10 = {
-    **{0: "dog", 1: "rooster", 10: "rain", 11: "sea_waves", 12: "crackling_fire"},
-    **{20: "crying_baby", 21: "sneezing", 38: "clock_tick", 40: "helicopter", 41: "chainsaw"},
-}
+ESC10 = dict(
+    zip(
+        (0, 1, 10, 11, 12, 20, 21, 38, 40, 41),
+        [
+            "dog",
+            "rooster",
+            "rain",
+            "sea_waves",
+            "crackling_fire",
+            "crying_baby",
+            "sneezing",
+            "clock_tick",
+            "helicopter",
+            "chainsaw",
+        ],
+        strict=True,
+    )
+)
 COLUMNS = ["filename", "fold", "target", "category", "esc10", "src_file", "take"]
 Row = dict[str, object]
 
@@ -61,6 +75,8 @@ def write_sounds(
     rows = clip_rows(folds, clips, ESC10 if classes is None else classes, suffix)
     (folder / "audio").mkdir(parents=True, exist_ok=True)
     for seed, row in enumerate(rows):
-        soundfile.write(folder / "audio" / str(row["filename"]), tone(int(str(row["target"])), seconds, rate, seed), rate)
+        soundfile.write(
+            folder / "audio" / str(row["filename"]), tone(int(str(row["target"])), seconds, rate, seed), rate
+        )
     write_table(folder, rows)
     return rows

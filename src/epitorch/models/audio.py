@@ -47,8 +47,8 @@ class SoundNet8(nn.Sequential):
 def soundnet8(num_classes: int = 50) -> SoundNet8:
     """Return the 8-layer network of SoundNet's convolutions, for mono sound at about 22.05 kHz.
 
-    The first seven convolutions, `conv1` to `conv7`, are followed by batch norm and ReLU, the first, second and fifth by
-    max pooling as well; `conv8` has a filter of length 8 for each class.
+    The first seven convolutions, `conv1` to `conv7`, are followed by batch norm and ReLU, the first, second and fifth
+    by max pooling as well; `conv8` has a filter of length 8 for each class.
 
     Args:
         num_classes: Number of classes.
@@ -173,5 +173,4 @@ def _layers(model: nn.Module) -> dict[str, nn.Conv1d]:
                 got=f"{type(model).__name__} with {', '.join(found) or 'none of them'}",
             )
         )
-    return found  # type: ignore[return-value]
-
+    return found

@@ -191,10 +191,7 @@ def _reading(file: Path, soundfile: Any) -> Iterator[None]:
 
 
 def _damaged(file: Path, got: str) -> DataError:
-    return DataError(
-        explain("a sound is damaged", expected="Ogg, WAV or FLAC with samples", got=got, where=str(file))
-    )
-
+    return DataError(explain("a sound is damaged", expected="Ogg, WAV or FLAC with samples", got=got, where=str(file)))
 
 
 def _cut_short(file: Path) -> bool:
