@@ -109,8 +109,8 @@ def _work_through(waiting: list[Job], jobs: list[Job], arguments: argparse.Names
     failed, took = [], []
     try:
         while queue or running:
-            while queue and len(running) < arguments.jobs:
-                running.append(_start(queue.pop(0), arguments))
+            while len(running) < arguments.jobs and (job := _next(queue)) is not None:
+                running.append(_start(job, arguments))
             time.sleep(1)
             for job in [job for job in running if job.process is not None and job.process.poll() is not None]:
                 running.remove(job)
@@ -127,6 +127,27 @@ def _work_through(waiting: list[Job], jobs: list[Job], arguments: argparse.Names
         _say("stopped; start again with the same arguments to go on")
         raise SystemExit(130) from None
     return failed
+
+
+def _next(queue: list[Job]) -> Job | None:
+    """Take the first job whose folder is free: runs outlive a driver that was killed outright, and may finish."""
+    for job in list(queue):
+        if _finished(job):
+            queue.remove(job)
+        elif not _busy(job):
+            queue.remove(job)
+            return job
+    return None
+
+
+def _busy(job: Job) -> bool:
+    if not (job.folder / ".lock").is_file():
+        return False
+    try:
+        with FileLock(job.folder / ".lock", timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 def _start(job: Job, arguments: argparse.Namespace) -> Job:

@@ -33,9 +33,9 @@ TRAIN = """
     `digits`; for recipes on sounds a folder in the layout of ESC-50, of which --fold is tested on.
 
     writes to --out (default runs/RECIPE/seedN; for sounds runs/RECIPE/foldN-seedN): results.json, checkpoint/
-    (model.safetensors and config.json, what `epitorch eval` reads), lightning/last.ckpt (the state of training), logs/ (metrics.csv, TensorBoard events),
-    train.log. After Ctrl-C the checkpoint is there too, and no results.json. Decoded images are cached under
-    $EPITORCH_CACHE (default ~/.cache/epitorch; about 180 MB for CIFAR-10).
+    (model.safetensors and config.json, what `epitorch eval` reads), lightning/last.ckpt (the state of training), logs/
+    (metrics.csv, TensorBoard events), train.log. After Ctrl-C the checkpoint is there too, and no results.json. Decoded
+    images are cached under $EPITORCH_CACHE (default ~/.cache/epitorch; about 180 MB for CIFAR-10).
 
     CIFAR-10 itself: python -c "import torchvision; torchvision.datasets.CIFAR10('DIR', download=True)". The recipes
     under cifar10-short take half an hour to an hour each on one CPU core.

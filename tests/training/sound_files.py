@@ -10,24 +10,8 @@ import numpy as np
 import soundfile
 
 # ESC-50's own numbers and names of ESC-10's classes
-ESC10 = dict(
-    zip(
-        (0, 1, 10, 11, 12, 20, 21, 38, 40, 41),
-        [
-            "dog",
-            "rooster",
-            "rain",
-            "sea_waves",
-            "crackling_fire",
-            "crying_baby",
-            "sneezing",
-            "clock_tick",
-            "helicopter",
-            "chainsaw",
-        ],
-        strict=True,
-    )
-)
+NAMES = "dog rooster rain sea_waves crackling_fire crying_baby sneezing clock_tick helicopter chainsaw"
+ESC10 = dict(zip((0, 1, 10, 11, 12, 20, 21, 38, 40, 41), NAMES.split(), strict=True))
 COLUMNS = ["filename", "fold", "target", "category", "esc10", "src_file", "take"]
 Row = dict[str, object]
 
