@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import soundfile
 import torch
 from sound_files import ESC10, Row, clip_rows, tone, write_sounds, write_table
 
-from epitorch.errors import DataError
+from epitorch.errors import DataError, MissingExtraError
 from epitorch.training import data_audio_files
 from epitorch.training.data_audio import SoundArrays, load_sound_training, load_sounds, sound_stats
 from epitorch.training.recipe_sound import SoundSection
@@ -281,3 +282,10 @@ def test_the_real_esc10(esc10_dir: Path) -> None:
     assert test.classes == tuple(ESC10[target] for target in sorted(ESC10))
     assert torch.bincount(test.labels).tolist() == [8] * 10
     assert 30 <= len(held) <= 40
+
+
+@pytest.mark.parametrize("module", ["soundfile", "soxr"])
+def test_a_missing_library_says_which_extra(folder: Path, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=r"epitorch\[audio\]"):
+        load_sounds(folder, "test", TINY)
