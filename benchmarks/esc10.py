@@ -6,7 +6,8 @@ Each run is `epitorch train` in a process and a folder of its own, `OUT/METHOD-f
 `OUT/METHOD-foldF-seedS.log`. Kill it whenever you like and start it again with the same arguments: runs that are
 finished are kept (if the recipe's text is still the same), the others begin anew. Seeds go one after the other and in
 each the folds, so that what is finished is paired. After every run `RESULTS/summary.json`, `RESULTS/runs.json` and
-`RESULTS/summary.md` are written anew. Only the recipe's seed and fold differ between the runs of one method.
+`RESULTS/summary.md` are written anew, and the run's result and log are copied to `RESULTS/runs/`. Only the recipe's seed
+and fold differ between the runs of one method.
 """
 
 from __future__ import annotations
@@ -201,6 +202,7 @@ def _sum_up(jobs: list[Job], arguments: argparse.Namespace) -> None:
         result = _result(job) if _finished(job) else None
         if result is not None:
             runs.setdefault(job.method, []).append(result)
+            _keep(job, arguments.results / "runs" / job.name)
     if not runs:
         return
     pairs = [pair for pair in _pairs(arguments.methods) if set(pair) <= set(runs)]
@@ -217,6 +219,14 @@ def _sum_up(jobs: list[Job], arguments: argparse.Namespace) -> None:
     _write(arguments.results / "summary.json", json.dumps(summary, indent=1))
     _write(arguments.results / "runs.json", json.dumps(rows, indent=1))
     _write(arguments.results / "summary.md", _markdown(summary))
+
+
+def _keep(job: Job, folder: Path) -> None:
+    """Copy what is worth committing of a run."""
+    for name in ("results.json", "train.log"):
+        source = job.folder / name
+        if source.is_file():
+            write_atomic(folder / name, source.read_bytes())
 
 
 def _pairs(methods: list[str]) -> list[tuple[str, str]]:

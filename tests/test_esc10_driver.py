@@ -96,6 +96,8 @@ def test_runs_are_summed_up_in_pairs(driver: ModuleType, monkeypatch: pytest.Mon
     assert first["standard_error"] == pytest.approx(0, abs=1e-12)
     assert len(json.loads(Path("res/runs.json").read_text())) == 30
     assert "| epitome-4x | 73.05 |" in Path("res/summary.md").read_text()
+    kept = Path("res/runs/epitome-4x-fold5-seed1/results.json")
+    assert kept.read_bytes() == Path("runs/epitome-4x-fold5-seed1/results.json").read_bytes()
 
 
 def test_what_is_finished_is_kept_and_the_rest_goes_on(driver: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
