@@ -6,8 +6,8 @@ Each run is `epitorch train` in a process and a folder of its own, `OUT/METHOD-f
 `OUT/METHOD-foldF-seedS.log`. Kill it whenever you like and start it again with the same arguments: runs that are
 finished are kept (if the recipe's text is still the same), the others begin anew. Seeds go one after the other and in
 each the folds, so that what is finished is paired. After every run `RESULTS/summary.json`, `RESULTS/runs.json` and
-`RESULTS/summary.md` are written anew, and the run's result and log are copied to `RESULTS/runs/`. Only the recipe's seed
-and fold differ between the runs of one method.
+`RESULTS/summary.md` are written anew, and the run's result and log are copied to `RESULTS/runs/`. Only the recipe's
+seed and fold differ between the runs of one method.
 """
 
 from __future__ import annotations
