@@ -46,3 +46,13 @@ def cifar10_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no CIFAR-10 at {folder}; set EPITORCH_DATA to the folder that holds cifar10/")
     return folder
+
+
+@pytest.fixture(scope="session")
+def esc10_dir() -> Path:
+    """ESC-10 in the layout of ESC-50: `$EPITORCH_DATA/esc10`, else `shared/data/esc10` beside the repository."""
+    root = os.environ.get("EPITORCH_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(root) / "esc10"
+    if not folder.is_dir():
+        pytest.skip(f"no ESC-10 at {folder}; set EPITORCH_DATA to the folder that holds esc10/")
+    return folder

@@ -23,6 +23,8 @@ HEAVY = (
     "onnxscript",
     "onnxruntime",
     "openvino",
+    "soundfile",
+    "soxr",
 )
 # Imports run one way: a module may import what stands before it, and its own package.
 ORDER = [

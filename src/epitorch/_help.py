@@ -30,12 +30,12 @@ TRAIN = """
 
     RECIPE is a YAML file, or a name under recipes/ such as cifar10-short/dense. --data is a folder of parquet files
     (train.parquet and test.parquet, or Hugging Face shards), the folder that torchvision's CIFAR10 writes, or the word
-    `digits`.
+    `digits`; for recipes on sounds a folder in the layout of ESC-50, of which --fold is tested on.
 
-    writes to --out (default runs/RECIPE/seedN): results.json, checkpoint/ (model.safetensors and config.json, what
-    `epitorch eval` reads), lightning/last.ckpt (the state of training), logs/ (metrics.csv, TensorBoard events),
-    train.log. After Ctrl-C the checkpoint is there too, and no results.json. Decoded images are cached under
-    $EPITORCH_CACHE (default ~/.cache/epitorch; about 180 MB for CIFAR-10).
+    writes to --out (default runs/RECIPE/seedN; for sounds runs/RECIPE/foldN-seedN): results.json, checkpoint/
+    (model.safetensors and config.json, what `epitorch eval` reads), lightning/last.ckpt (the state of training), logs/
+    (metrics.csv, TensorBoard events), train.log. After Ctrl-C the checkpoint is there too, and no results.json. Decoded
+    images are cached under $EPITORCH_CACHE (default ~/.cache/epitorch; about 180 MB for CIFAR-10).
 
     CIFAR-10 itself: python -c "import torchvision; torchvision.datasets.CIFAR10('DIR', download=True)". The recipes
     under cifar10-short take half an hour to an hour each on one CPU core.

@@ -43,6 +43,7 @@ def _add_train(commands: Any) -> None:
     _add_data(parser)
     parser.add_argument("--out", type=folder, metavar="DIR", help="default: runs/RECIPE/seedN")
     parser.add_argument("--seed", type=int, metavar="N", help="default: the recipe's")
+    parser.add_argument("--fold", type=int, metavar="N", help="sounds: fold to test on, default: the recipe's")
     parser.add_argument("--max-steps", type=int, metavar="N", help="at most so many steps, for a trial")
     parser.add_argument("--overwrite", action="store_true", help="replace the results in --out")
     _add_device(parser)

@@ -35,13 +35,13 @@ class ModelInput:
     """What the model was trained on.
 
     Args:
-        shape: `(C, H, W)` of an image.
-        mean: Mean of each channel on the scale 0 to 1, taken off the image.
+        shape: `(C, H, W)` of an image, `(1, samples)` of a sound.
+        mean: Mean of each channel, taken off; images are on the scale 0 to 1, sounds on -1 to 1.
         std: Standard deviation of each channel, divided by.
         classes: Name of each class.
     """
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     classes: tuple[str, ...]
@@ -264,7 +264,7 @@ def _check_types(content: dict[str, Any]) -> None:
         numbers = [*given["mean"], *given["std"], *given["shape"], batch_size]
         right = right and (
             all(isinstance(given[key], list) for key in ("mean", "std", "shape", "classes"))
-            and len(given["shape"]) == 3
+            and len(given["shape"]) in (2, 3)
             and all(isinstance(number, int | float) for number in numbers)
         )
     shape = content["input_shape"]

@@ -120,11 +120,13 @@ def _demo(arguments: argparse.Namespace) -> None:
 def _train(arguments: argparse.Namespace) -> None:
     from epitorch.results import result_to_json, results_table
     from epitorch.training.recipe import load_recipe
+    from epitorch.training.recipe_sound import with_fold
     from epitorch.training.run import train
 
-    recipe = load_recipe(arguments.recipe)
+    recipe = with_fold(load_recipe(arguments.recipe), arguments.fold)
     seed = recipe.training.seed if arguments.seed is None else arguments.seed
-    out = arguments.out or Path("runs") / recipe.name / f"seed{seed}"
+    fold = "" if recipe.sound is None else f"fold{recipe.sound.fold}-"
+    out = arguments.out or Path("runs") / recipe.name / f"{fold}seed{seed}"
     result = train(
         recipe,
         arguments.data,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from epitorch._files import write_atomic
 from epitorch.bench import BenchReport, bench
-from epitorch.checkpoint import CheckpointConfig, ModelInput, load_checkpoint, save_checkpoint
+from epitorch.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
 from epitorch.conversion import ConversionReport, Init, convert_
 from epitorch.cost import Cost, count, plan
 from epitorch.cost.planning import Axes, Form, Index, Policy
@@ -206,18 +206,19 @@ def export_named(
         out,
         strategy=words[1],
         dynamic=words[2],
-        check_inputs=None if data is None else _test_images(data, known, name, shape[0]),
+        check_inputs=None if data is None else _test_images(data, checkpoint.config, name, shape[0]),
         opset=opset,
         compress_to_fp16=compress_to_fp16,
         compiled=compiled,
     )
 
 
-def _test_images(data: str, known: ModelInput | None, name: str, number: int) -> Tensor:
+def _test_images(data: str, config: CheckpointConfig, name: str, number: int) -> Tensor:
     """The first test images, as the model gets them."""
-    from epitorch.training.data import Normalize, load_images
+    from epitorch.training.data_kinds import load_split, normalization, sound_of
     from epitorch.training.evaluation import check_images
 
+    known = config.input
     if known is None:
         raise InputError(
             explain(
@@ -227,9 +228,9 @@ def _test_images(data: str, known: ModelInput | None, name: str, number: int) ->
                 where=name,
             )
         )
-    arrays = load_images(data, "test")
+    arrays = load_split(data, "test", sound_of(config.recipe))
     check_images(arrays, known)
-    return Normalize(known.mean, known.std)(arrays.images[:number])
+    return normalization(known)(arrays.images[:number])
 
 
 def bench_named(

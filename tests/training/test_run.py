@@ -110,13 +110,13 @@ def test_the_test_images_are_read_once_after_the_last_epoch(tmp_path: Path, monk
         def on_train_epoch_end(self, *_: Any) -> None:
             events.append("epoch")
 
-    real = run_module.load_images
+    real = run_module.load_split
 
-    def watched(path: Any, split: str) -> Any:
+    def watched(path: Any, split: str, sound: Any) -> Any:
         events.append(split)
-        return real(path, split)
+        return real(path, split, sound)
 
-    monkeypatch.setattr(run_module, "load_images", watched)
+    monkeypatch.setattr(run_module, "load_split", watched)
     train(tiny_recipe(epochs=2), "digits", tmp_path, callbacks=[Epochs()], console=quiet())
     assert events == ["epoch", "epoch", "test"]
 
@@ -311,13 +311,13 @@ def test_numbers_out_of_range_are_refused(option: str, value: int, tmp_path: Pat
 def test_test_images_of_other_classes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    load = run_module.load_images
+    load = run_module.load_split
 
-    def reversed_classes(path: Any, split: str) -> Any:
-        arrays = load(path, split)
+    def reversed_classes(path: Any, split: str, sound: Any) -> Any:
+        arrays = load(path, split, sound)
         return replace(arrays, classes=arrays.classes[::-1]) if split == "test" else arrays
 
-    monkeypatch.setattr(run_module, "load_images", reversed_classes)
+    monkeypatch.setattr(run_module, "load_split", reversed_classes)
     with pytest.raises(DataError, match="other classes"):
         short(tiny_recipe(), tmp_path)
     assert not (tmp_path / "results.json").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -32,8 +33,14 @@ class ImageArrays:
     source: str
 
     def __post_init__(self) -> None:
-        if self.images.ndim != 4 or self.images.dtype != torch.uint8 or len(self.images) == 0:
-            raise self._error("the images are not usable", "uint8 of shape (N, C, H, W), N >= 1", self.images)
+        self._check_images(4, torch.uint8, "uint8 of shape (N, C, H, W)")
+        self._check_labels()
+
+    def _check_images(self, ndim: int, dtype: torch.dtype, expected: str) -> None:
+        if self.images.ndim != ndim or self.images.dtype != dtype or len(self.images) == 0:
+            raise self._error("the images are not usable", f"{expected}, N >= 1", self.images)
+
+    def _check_labels(self) -> None:
         if self.labels.shape != (len(self.images),) or self.labels.dtype != torch.int64:
             raise self._error("the labels do not fit", f"int64 of shape ({len(self.images)},)", self.labels)
         low, high = int(self.labels.min()), int(self.labels.max())
@@ -60,19 +67,18 @@ class ImageArrays:
         return len(self.classes)
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
+    def image_shape(self) -> tuple[int, ...]:
         """`(C, H, W)` of every image."""
-        channels, height, width = self.images.shape[1:]
-        return channels, height, width
+        return tuple(self.images.shape[1:])
 
-    def to(self, device: torch.device | str) -> ImageArrays:
+    def to(self, device: torch.device | str) -> Self:
         """Return the same set on another device; itself where it is there already."""
         images, labels = self.images.to(device), self.labels.to(device)
         if images is self.images and labels is self.labels:
             return self
-        return ImageArrays(images, labels, self.classes, self.source)
+        return type(self)(images, labels, self.classes, self.source)
 
-    def select(self, index: Tensor, source: str) -> ImageArrays:
+    def select(self, index: Tensor, source: str) -> Self:
         """Return the images of an index or mask.
 
         Args:
@@ -80,7 +86,7 @@ class ImageArrays:
             source: Name of the part.
         """
         at = index.to(self.images.device)
-        return ImageArrays(self.images[at], self.labels[at], self.classes, source)
+        return type(self)(self.images[at], self.labels[at], self.classes, source)
 
 
 def split_holdout(arrays: ImageArrays, n: int, seed: int) -> tuple[ImageArrays, ImageArrays]:

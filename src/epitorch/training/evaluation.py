@@ -8,7 +8,8 @@ from typing import Any
 
 from epitorch.checkpoint import Checkpoint, ModelInput, load_checkpoint
 from epitorch.errors import DataError, explain
-from epitorch.training.data import ArrayLoader, ImageArrays, Normalize, load_images
+from epitorch.training.data import ArrayLoader, ImageArrays
+from epitorch.training.data_kinds import load_split, normalization, sound_of
 from epitorch.training.devices import choose_device
 from epitorch.training.module import evaluate
 
@@ -78,10 +79,10 @@ def evaluate_checkpoint(
     checkpoint = load_checkpoint(folder, allow_factory=allow_factory)
     config = checkpoint.config
     model_input, batch_size = _trained_on(checkpoint, str(folder))
-    arrays = load_images(data_path, split)
+    arrays = load_split(data_path, split, sound_of(config.recipe))
     check_images(arrays, model_input)
     loader = ArrayLoader(arrays.to(device), batch_size)
-    normalize = Normalize(model_input.mean, model_input.std).to(device)
+    normalize = normalization(model_input).to(device)
     channels_last = _channels_last(checkpoint)
     result = evaluate(checkpoint.model.to(device), loader, normalize, channels_last=channels_last)
     learner = result.accuracy_learner

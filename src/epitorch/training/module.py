@@ -124,8 +124,8 @@ def evaluate(
 
 
 def laid_out(images: Tensor, channels_last: bool) -> Tensor:
-    """Return the images in the memory layout asked for. shape: (N, C, H, W)."""
-    return images.contiguous(memory_format=torch.channels_last) if channels_last else images
+    """Return the images in the memory layout asked for, shape: (N, C, H, W); sounds have only one."""
+    return images.contiguous(memory_format=torch.channels_last) if channels_last and images.ndim == 4 else images
 
 
 class LossWatch:

@@ -32,6 +32,7 @@ from epitorch._rules import (
 )
 from epitorch._yaml import KeyPath, read_yaml
 from epitorch.errors import RecipeError, explain, suggest
+from epitorch.training.recipe_sound import SoundSection, check_sound
 
 MAX_SEED = 2**63 - 1
 
@@ -133,6 +134,7 @@ class Recipe:
     training: TrainingSection
     data: DataSection
     epitome: EpitomeSection | None = None
+    sound: SoundSection | None = None
     description: str = ""
     text: str = ""
     source: str = ""
@@ -153,6 +155,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "model": ModelSection,
     "epitome": EpitomeSection,
     "data": DataSection,
+    "sound": SoundSection,
     "training": TrainingSection,
 }
 _NAME = re.compile(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*)*")
@@ -174,7 +177,7 @@ def parse_recipe(
     """Read a recipe from plain data.
 
     Args:
-        data: A mapping with the sections `model`, `training` and, if wanted, `data` and `epitome`.
+        data: A mapping with the sections `model`, `training` and, if wanted, `data`, `sound` and `epitome`.
         source: Where it comes from, for messages.
         lines: Line of each key in that source.
         text: The text it was read from; default its JSON form.
@@ -202,7 +205,7 @@ def parse_recipe(
 
 
 def _left_out(key: str, value: Any) -> bool:
-    return key == "epitome" and value is None
+    return key in ("epitome", "sound") and value is None
 
 
 def _check_together(recipe: Recipe, place: Place) -> None:
@@ -216,6 +219,7 @@ def _check_together(recipe: Recipe, place: Place) -> None:
                 fix="set training.momentum, or nesterov: false",
             )
         )
+    check_sound(recipe, place)
     epitome = recipe.epitome
     if epitome is None:
         return

@@ -28,7 +28,8 @@ from epitorch.cost import Cost, count
 from epitorch.errors import InputError, explain
 from epitorch.results import Accuracy, MAdds, Parameters, PeakMemory, RunResult, Seconds, save_results
 from epitorch.training.callbacks import EachEpoch, EpochLog, Meter, ProgressBar, RunStopped, StopOnSignal, latest
-from epitorch.training.data import ArrayLoader, BatchAugment, Normalize, load_images
+from epitorch.training.data import ArrayLoader
+from epitorch.training.data_kinds import augmentation, load_split, normalization
 from epitorch.training.devices import choose_device
 from epitorch.training.distillation import load_teacher
 from epitorch.training.evaluation import check_images
@@ -166,12 +167,12 @@ class _Run:
         )
 
     def _module(self) -> EpitomeModule:
-        data, epitome = self.recipe.data, self.recipe.epitome
+        epitome = self.recipe.epitome
         return EpitomeModule(
             self.built.model,
             self.recipe.training,
-            augment=BatchAugment(data.crop_padding, flip=data.flip),
-            normalize=Normalize(self.data.input.mean, self.data.input.std),
+            augment=augmentation(self.recipe),
+            normalize=normalization(self.data.input),
             steps=self.epochs * self.epoch_steps,
             epochs=self.epochs,
             freeze_last_epochs=min(epitome.freeze_last_epochs, self.epochs) if epitome else 0,
@@ -231,7 +232,7 @@ class _Run:
     # ---- measuring ----
 
     def _evaluate_test(self) -> tuple[Evaluation, int]:
-        arrays = load_images(self.data_path, "test")
+        arrays = load_split(self.data_path, "test", self.recipe.sound)
         check_images(arrays, self.data.input)
         model, normalize = self.module.model.to(self.options.device), self.module.normalize.to(self.options.device)
         channels_last = self.recipe.training.channels_last

@@ -20,6 +20,7 @@ from epitorch import __version__
 from epitorch.checkpoint import ModelInput
 from epitorch.errors import InputError, explain
 from epitorch.training.data import ImageArrays, channel_stats, load_images, split_holdout
+from epitorch.training.data_audio import load_sound_training, sound_stats
 from epitorch.training.data_files import find_split, has_parquet
 from epitorch.training.recipe import Recipe
 from epitorch.training.starting import BuiltModel, first_model
@@ -43,6 +44,10 @@ def load_training_data(recipe: Recipe, path: str | Path) -> TrainingData:
     Raises:
         DataError: If the data are missing or damaged, or there are too few to hold out.
     """
+    if recipe.sound is not None:
+        sounds, heldout_sounds = load_sound_training(path, recipe.sound, recipe.data.holdout)
+        shape, stats = sounds.image_shape, sound_stats(sounds)
+        return TrainingData(sounds, heldout_sounds, ModelInput(shape, *stats, sounds.classes))
     if Path(path).is_dir() and has_parquet(Path(path)):
         find_split(Path(path), "test")  # fail now rather than after the last epoch
     whole = load_images(path, "train")

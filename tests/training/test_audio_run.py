@@ -1,0 +1,158 @@
+"""Sounds through the whole flow: recipe, training, checkpoint, evaluation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_helpers import quiet
+from sound_files import ESC10, write_sounds
+
+from epitorch.checkpoint import load_checkpoint
+from epitorch.cli import main
+from epitorch.commands import _test_images
+from epitorch.errors import DataError, RecipeError
+from epitorch.training.data_kinds import load_split, normalization, sound_of
+from epitorch.training.evaluation import evaluate_checkpoint
+from epitorch.training.folds import cross_validation
+from epitorch.training.module import evaluate
+from epitorch.training.recipe import Recipe, load_recipe, parse_recipe
+from epitorch.training.recipe_sound import SoundSection, with_fold
+from epitorch.training.run import train
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+NAMES = [f"{file.parent.name}/{file.stem}" for kind in ("esc10", "esc50") for file in (RECIPES / kind).glob("*.yaml")]
+ESC50 = {target: ESC10.get(target, f"class_{target}") for target in range(50)}
+LAYERS = {f"conv{i}": {"epitome_shape": shape, "spatial_starts": "out"} for i, shape in ((3, [1, 16, 512]),)}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """ESC-10 and ESC-50 in small."""
+    found = {name: tmp_path_factory.mktemp(name) for name in ("esc10", "esc50")}
+    write_sounds(found["esc10"], clips=5)
+    write_sounds(found["esc50"], classes=ESC50)
+    return found
+
+
+def short(recipe: Recipe, holdout: int) -> Recipe:
+    """The same on clips of half a second."""
+    assert recipe.sound is not None
+    sound = replace(recipe.sound, sample_rate=8000, clip_seconds=0.5, crop_seconds=0.3)
+    return replace(recipe, sound=sound, data=replace(recipe.data, holdout=holdout))
+
+
+def tiny_data(**changes: Any) -> dict[str, Any]:
+    data = {
+        "model": {"name": "epitorch:soundnet8", "arguments": {"num_classes": 10}},
+        "data": {"holdout": 10},
+        "sound": {"sample_rate": 8000, "clip_seconds": 0.5, "crop_seconds": 0.3},
+        "epitome": {"index": "learner", "layers": LAYERS},
+        "training": {"epochs": 1, "batch_size": 16, "peak_lr": 0.02},
+    }
+    return {**data, **changes}
+
+
+def tiny(**changes: Any) -> Recipe:
+    return parse_recipe(tiny_data(**changes), source="tiny", name="tiny/sound")
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_recipe_takes_two_steps(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    kind = name.split("/")[0]
+    recipe = short(load_recipe(RECIPES / f"{name}.yaml"), 10 if kind == "esc10" else 50)
+    if kind == "esc50":
+        recipe = replace(recipe, training=replace(recipe.training, batch_size=16))
+    result = train(recipe, folders[kind], tmp_path / "run", max_steps=2, console=quiet())
+    assert result.data["steps_run"] == 2
+    assert result.accuracy.classes == (10 if kind == "esc10" else 50)
+    assert result.accuracy.test_images == (50 if kind == "esc10" else 150)
+    assert result.recipe["sound"]["fold"] == 1
+    assert (result.parameters.epitome > 0) == ("baseline" not in name)
+    assert (result.accuracy.test_learner is None) == (recipe.epitome is None or recipe.epitome.index != "learner")
+
+
+def test_tones_are_learned_and_the_checkpoint_says_the_same(folders: dict[str, Path], tmp_path: Path) -> None:
+    training = {"epochs": 12, "batch_size": 20, "peak_lr": 0.02}
+    result = train(tiny(training=training), folders["esc10"], tmp_path / "run", console=quiet())
+    assert result.accuracy.test > 0.3  # one in ten by chance
+    report = evaluate_checkpoint(tmp_path / "run", folders["esc10"])
+    assert report.accuracy == result.accuracy.test
+    assert report.accuracy_learner == result.accuracy.test_learner
+    assert "fold 1, 8000 Hz" in report.data
+    assert cross_validation([result]).mean == result.accuracy.test
+
+
+def test_whole_clips_are_evaluated_and_crops_trained_on(folders: dict[str, Path], tmp_path: Path) -> None:
+    train(tiny(), folders["esc10"], tmp_path / "run", max_steps=1, console=quiet())
+    checkpoint = load_checkpoint(tmp_path / "run")
+    known = checkpoint.config.input
+    assert known is not None
+    assert known.shape == (1, 4000)
+    sound = sound_of(checkpoint.config.recipe)
+    assert sound == SoundSection(1, 8000, 0.5, 0.3)
+    arrays = load_split(folders["esc10"], "test", sound)
+    batches = [(arrays.images, arrays.labels)]
+    accuracy = evaluate(checkpoint.model, batches, normalization(known)).accuracy
+    assert accuracy == evaluate_checkpoint(tmp_path / "run", folders["esc10"]).accuracy
+    images = _test_images(str(folders["esc10"]), checkpoint.config, "run", 3)
+    torch.testing.assert_close(images, normalization(known)(arrays.images[:3]))
+
+
+def test_the_command_takes_a_fold(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(json.dumps(tiny_data()), encoding="utf-8")  # JSON is YAML
+    options = ["--data", str(folders["esc10"]), "--fold", "2", "--max-steps", "1", "--json"]
+    assert main(["train", "recipe.yaml", *options]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["recipe"]["sound"]["fold"] == 2
+    assert "all folds but 2" in result["data"]["train"]
+    assert list(Path("runs").glob("*/recipe/fold2-seed0/results.json"))
+
+
+def test_one_seed_gives_one_result(folders: dict[str, Path], tmp_path: Path) -> None:
+    runs = [
+        train(tiny(), folders["esc10"], tmp_path / str(i), seed=s, console=quiet()) for i, s in enumerate((3, 3, 4))
+    ]
+    assert runs[0].loss == runs[1].loss
+    assert runs[0].loss != runs[2].loss
+
+
+def test_other_sounds_than_trained_on_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    train(tiny(), folders["esc10"], tmp_path / "run", max_steps=1, console=quiet())
+    with pytest.raises(DataError, match="other classes"):
+        evaluate_checkpoint(tmp_path / "run", folders["esc50"])
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"sound": {"clip_seconds": 1, "crop_seconds": 1.5}}, r"(?s)'sound.crop_seconds' is longer.*at most.*1"),
+        ({"sound": {"rate": 8000}}, "unknown key 'sound.rate'"),
+        ({"sound": {"fold": 0}}, "'sound.fold' has a value that does not fit"),
+        ({"sound": {"subset": "esc20"}}, "'sound.subset'"),
+        ({"data": {"holdout": 10, "flip": False}}, "'data.flip' has no effect on sounds"),
+        ({"data": {"holdout": 10, "crop_padding": 2}}, "'data.crop_padding' has no effect on sounds"),
+    ],
+)
+def test_wrong_sections_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        tiny(**changes)
+
+
+def test_a_fold_needs_sounds() -> None:
+    recipe = tiny()
+    assert with_fold(recipe, None) is recipe
+    assert with_fold(recipe, 4) == replace(recipe, sound=replace(recipe.sound, fold=4))  # type: ignore[type-var]
+    with pytest.raises(RecipeError, match="a fold from 1"):
+        with_fold(recipe, 0)
+    images = tiny(sound=None)
+    assert images.sound is None
+    with pytest.raises(RecipeError, match="a recipe with a section 'sound'"):
+        with_fold(images, 1)
