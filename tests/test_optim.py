@@ -68,3 +68,12 @@ def test_an_optimiser_moves_starts_by_their_own_rate() -> None:
 def test_rates_that_are_none(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError, match="from 0 up"):
         epitorch.param_groups(model(), **wrong)
+
+
+def test_the_decay_of_the_optimiser_is_that_of_the_weights_and_never_of_the_starts() -> None:
+    model = torch.nn.Sequential(EpitomeLinear(8, 32, epitome_shape=(8, 8), index="direct"))
+    optimizer = torch.optim.SGD(epitorch.param_groups(model, lr=0.1), lr=0.1, weight_decay=5e-4)
+    assert {group["name"]: group["weight_decay"] for group in optimizer.param_groups} == {
+        "weights": 5e-4,
+        "starts": 0.0,
+    }

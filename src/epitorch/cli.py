@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from epitorch._parsers import parser
-from epitorch.errors import InputError, MissingExtraError, explain
+from epitorch.errors import EpitorchError, InputError, MissingExtraError, explain
 
 DEBUG = "EPITORCH_DEBUG"
 _EXTRAS = {
@@ -257,6 +257,8 @@ def _bench(arguments: argparse.Namespace) -> None:
         _print_json(report.to_dict())
     else:
         print(report)
+    if not report.rows:
+        raise EpitorchError("nothing could be measured: " + "; ".join(report.failures))
 
 
 def _print_json(data: Any) -> None:

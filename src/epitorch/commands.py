@@ -268,6 +268,7 @@ def bench_named(
     Raises:
         InputError: If there is no such model, or an argument is not valid.
     """
+    _check_bench(names, out)
     built = {name: _named_network(name, allow_factory) for name in names}
     models = {name: model for name, (model, _) in built.items()}
     shape = input_shape or built[names[0]][1]
@@ -290,6 +291,18 @@ def bench_named(
     if out is not None:
         write_atomic(out, (json.dumps(report.to_dict(), indent=1) + "\n").encode())
     return report
+
+
+def _check_bench(names: Sequence[str], out: Path | None) -> None:
+    """Before anything is measured."""
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise InputError(explain("a network is named twice", expected="each once", got=twice[0]))
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        got = "a folder" if out.is_dir() else f"no folder '{out.parent}'"
+        raise InputError(
+            explain("the report has no place", expected="a file in a folder that exists", got=got, where=str(out))
+        )
 
 
 def _named_network(name: str, allow_factory: bool) -> tuple[nn.Module, tuple[int, ...]]:

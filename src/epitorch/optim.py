@@ -12,7 +12,7 @@ from epitorch.nn import EpitomeLayer
 
 
 def param_groups(
-    model: nn.Module, *, lr: float, weight_decay: float = 0.0, start_lr: float | None = None
+    model: nn.Module, *, lr: float, weight_decay: float | None = None, start_lr: float | None = None
 ) -> list[dict[str, Any]]:
     """Split a model's parameters for an optimiser of torch.
 
@@ -22,7 +22,7 @@ def param_groups(
     Args:
         model: Any model, converted or not.
         lr: Learning rate of the weights (epitomes and everything that is not a start).
-        weight_decay: Of the weights.
+        weight_decay: Of the weights; default the optimiser's own.
         start_lr: Learning rate of starts and learners, in positions; default `lr / 5`.
 
     Returns:
@@ -36,7 +36,7 @@ def param_groups(
     """
     check_is_model(model)
     for name, value in (("lr", lr), ("weight_decay", weight_decay), ("start_lr", start_lr)):
-        if value is None and name == "start_lr":
+        if value is None and name != "lr":
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
             raise InputError(explain(f"{name} is not valid", expected="a number from 0 up", got=repr(value)))
@@ -44,13 +44,15 @@ def param_groups(
     starts, learners = _starts_and_learners(model)
     apart = {id(parameter) for parameter in (*starts, *learners)}
     weights = [parameter for parameter in model.parameters() if id(parameter) not in apart]
-    groups = [
-        {"name": "weights", "params": weights, "lr": lr, "weight_decay": weight_decay},
+    groups: list[dict[str, Any]] = [
+        {"name": "weights", "params": weights, "lr": lr},
         {"name": "starts", "params": starts, "lr": rate, "weight_decay": 0.0},
         {"name": "learners", "params": learners, "lr": rate, "weight_decay": 0.0},
     ]
+    if weight_decay is not None:
+        groups[0]["weight_decay"] = weight_decay
     for group in groups:
-        group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]  # type: ignore[attr-defined]
+        group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
     return [group for group in groups if group["params"]]
 
 

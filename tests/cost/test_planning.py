@@ -190,6 +190,13 @@ def test_a_layer_whose_attributes_clash_is_left_by_name() -> None:
     assert set(plan.layers) == {"1"}
 
 
+def test_a_model_that_is_converted_already_is_told_so() -> None:
+    model = pair()
+    epitorch.convert_(model, epitorch.plan(model, X, ratio=1.5))
+    with pytest.raises(ConversionError, match="converted already"):
+        epitorch.plan(model, X, ratio=1.5)
+
+
 def test_uniform_keeps_the_same_share_everywhere_and_front_heavy_more_at_the_end() -> None:
     model, x = model_of("torchvision:squeezenet1_1"), torch.zeros(1, 3, 64, 64)
     shares = {}

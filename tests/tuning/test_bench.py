@@ -107,6 +107,10 @@ def test_peak_memory_grows_with_the_network(tmp_path: Path) -> None:
         ({"a": nn.Identity()}, {"batches": (0,)}, "batch is not valid"),
         ({"a": nn.Identity()}, {"threads": True}, "threads is not valid"),
         ({"a": nn.Identity()}, {"threads": 2, "processor_time": True}, "processor time adds up"),
+        ({"a": nn.Identity()}, {"batches": 4}, "batches is not valid"),
+        ({"a": nn.Identity()}, {"runtimes": ()}, "runtimes is not valid"),
+        ({"a": nn.Identity()}, {"rounds": 1.5}, "rounds is not valid"),
+        ({"a": nn.Identity()}, {"strategy": "fast"}, "auto"),
         ({"a": nn.Identity()}, {"runtimes": ("tflite",)}, "torch | onnxruntime | openvino"),
     ],
 )
@@ -129,6 +133,48 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert isinstance(printed["rows"][0]["peak"], type(None))
     assert main(shlex.split("bench epitorch:digits_cnn --input 1,1,8,8 --runtime tflite")) == 2
     assert "runtime is not known" in capsys.readouterr().err
+
+
+def test_a_model_that_fails_in_its_own_code_is_listed() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise KeyError("of its own")
+
+    report = bench({"a": Broken(), "b": dense()}, X, runtimes=("torch", "torch"), rounds=1)
+    assert [row.model for row in report.rows] == ["b"]
+    assert "of its own" in report.failures[0]
+
+
+def test_what_cannot_be_pickled_has_no_peak() -> None:
+    class Local(nn.Linear):
+        pass
+
+    (row,) = bench({"a": Local(8, 8)}, X, runtimes=("torch",), rounds=1).rows
+    assert row.peak is None
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        ("epitorch:digits_cnn epitorch:digits_cnn", 2, "named twice"),
+        ("epitorch:digits_cnn --out .", 2, "the report has no place"),
+        ("epitorch:digits_cnn --out no/such/file.json", 2, "the report has no place"),
+        ("epitorch:digits_cnn --strategy fast", 2, "auto | "),
+        ("epitorch:digits_cnn --input 1,4,8,8", 1, "nothing could be measured"),
+    ],
+)
+def test_commands_that_cannot_be(
+    command: str,
+    code: int,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shape = "" if "--input" in command else "--input 1,1,8,8"
+    assert main(shlex.split(f"bench {command} {shape} --runtime torch --rounds 1 --no-memory")) == code
+    assert words.removesuffix(" | ") in capsys.readouterr().err
 
 
 def test_report_is_plain() -> None:

@@ -30,8 +30,8 @@ def layer(**options: Any) -> EpitomeConv2d:
     ("seconds", "objective", "slowdown", "chosen"),
     [
         ({"folded": 1.0, "product_map": 0.5, "both": 0.7}, "latency", 1.0, ("product_map", "fastest here")),
-        ({"folded": 1.0, "product_map": 0.99}, "latency", 1.0, ("folded", "folding is as fast")),
-        ({"folded": 1.0, "product_map": 3.0}, "latency", 5.0, ("folded", "folding is as fast")),
+        ({"folded": 1.0, "product_map": 0.99}, "latency", 1.0, ("folded", "nothing is faster than folding")),
+        ({"folded": 1.0, "product_map": 3.0}, "latency", 5.0, ("folded", "nothing is faster than folding")),
         ({"folded": 1.0, "product_map": 0.9, "both": 0.8}, "size", 1.0, ("both", "smallest that is fast enough")),
         ({"folded": 1.0, "product_map": 1.4}, "size", 1.0, ("folded", "smallest that is fast enough")),
         ({"folded": 1.0, "product_map": 1.4}, "size", 1.5, ("product_map", "smallest that is fast enough")),
@@ -122,7 +122,10 @@ def test_times_are_kept_by_layer_input_and_runtime(cache: Path, monkeypatch: pyt
     assert timed.asked == 6  # another batch
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b'{"a": {"folded": "x"}}', b"\xff\xfe", b'{"a": {"folded": -1}}'])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[1]", b'{"a": {"folded": "x"}}', b"\xff\xfe", b'{"a": {"folded": -1}}', b'{"a": {}}', b"[" * 100_000],
+)
 def test_a_damaged_cache_is_an_empty_one(content: bytes, cache: Path) -> None:
     cache.write_bytes(content)
     kept = TimingCache()
@@ -185,6 +188,9 @@ def test_every_strategy_runs_on_the_recorded_input() -> None:
         ({"objective": "speed"}, "latency | size"),
         ({"threads": 0}, "threads is not valid"),
         ({"slowdown": 0.5}, "slowdown is not valid"),
+        ({"measure": "no"}, "measure is not valid"),
+        ({"strategy": "reuse", "runtime": "openvino"}, "no effect with strategy='reuse'"),
+        ({"strategy": "dense", "objective": "size"}, "no effect with strategy='dense'"),
     ],
 )
 def test_bad_input(options: dict[str, Any], words: str) -> None:
@@ -222,3 +228,64 @@ def test_a_network_that_computes_something_else_is_not_taken(monkeypatch: pytest
     net = epitorch.deploy(model(), X, "auto")
     assert net.deployment.network == "as chosen"  # type: ignore[union-attr]
     assert dict(net.deployment.networks).keys() == {"as chosen"}  # type: ignore[union-attr]
+
+
+def test_an_entry_of_the_cache_that_lacks_a_strategy_is_measured_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(monkeypatch, {"folded": 1.0})
+    epitorch.deploy(model(), X, "auto", objective="size")
+    content = json.loads(cache.read_text())
+    huge = 10**400
+    for entry, damage in zip(content.values(), [{"folded": 1.0}, {"folded": huge}], strict=True):
+        entry.clear()
+        entry.update(damage)
+    cache.write_text(json.dumps(content))
+    asked = timed.asked
+    epitorch.deploy(model(), X, "auto", objective="size")
+    assert timed.asked == asked + 2
+
+
+class Counting(nn.Module):
+    """Counts its calls, takes more than tensors, and makes gradients of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(8, 32), 0
+        self.register_buffer("mean", torch.zeros(32))
+
+    def forward(self, x: Tensor, factor: int, options: dict[str, Any] | None = None) -> Tensor:
+        self.calls += 1
+        y = self.layer(x) * factor
+        self.mean.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
+        with torch.enable_grad():
+            leaf = y.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(leaf.square().sum(), leaf)
+        return y + slope
+
+
+def test_timing_leaves_no_trace_in_the_network_and_any_argument_will_do() -> None:
+    torch.manual_seed(0)
+    made = nn.Sequential()
+    made.add_module("net", Counting())
+    net: Any = made.net
+    epitorch.convert_(net, Plan({"layer": LayerPlan((16, 8), index="fixed")}))
+    deployed: Any = epitorch.deploy(net.eval(), (torch.randn(4, 8), 2, {"a": 1}), "auto")
+    assert (net.calls, deployed.calls <= 2) == (0, True)
+    assert not deployed.mean.is_inference()
+    with torch.no_grad():
+        x = torch.randn(4, 8)
+        torch.testing.assert_close(deployed(x, 3), net(x, 3), rtol=1e-4, atol=1e-4)
+
+
+def test_an_offer_that_fails_is_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    Timed(monkeypatch, {"folded": 1.0, "product_map": 0.5})
+
+    def fails(*_: Any, **__: Any) -> nn.Module:
+        raise InputError("not this one")
+
+    monkeypatch.setattr(_networks, "lay_out", fails)
+    monkeypatch.setattr(_networks, "load", lambda net, arguments, *_: Running(lambda: net(*arguments), 0))
+    monkeypatch.setattr(_layers, "load", lambda net, arguments, *_: Running(lambda: net(*arguments), 0))
+    report: Any = epitorch.deploy(model(), X, "auto", runtime="openvino").deployment
+    assert dict(report.networks).keys() == {"as chosen", "folded"}

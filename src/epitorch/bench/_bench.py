@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
@@ -18,7 +18,7 @@ from epitorch.bench._peak import peak_bytes
 from epitorch.bench._report import BenchReport, BenchRow
 from epitorch.cost import Cost, count
 from epitorch.cost._trace import epitome_layers, quiet
-from epitorch.errors import EpitorchError, InputError, check_is_model, explain
+from epitorch.errors import EpitorchError, InputError, check_is_model, explain, suggest
 from epitorch.timing import Times, alternate, busy_clock, torch_threads
 from epitorch.tuning import Runtime, deploy, installed_runtimes, machine
 from epitorch.tuning._deploy import AnyStrategy
@@ -59,7 +59,8 @@ def bench(
         InputError: If there is no model, or an argument is not valid.
     """
     runtimes = installed_runtimes() if runtimes is None else runtimes
-    _check(models, example_input, runtimes, batches, threads, processor_time)
+    _check(models, example_input, runtimes, batches, threads, rounds, strategy, processor_time)
+    runtimes, batches = list(dict.fromkeys(runtimes)), list(dict.fromkeys(batches))
     rows: list[BenchRow] = []
     failures: list[str] = []
     for runtime in runtimes:
@@ -108,8 +109,9 @@ def _side_by_side(models: Mapping[str, nn.Module], setting: _Setting, failures: 
             folder.mkdir()
             try:
                 ready[label] = _prepared(model, setting, folder)
-            except EpitorchError as error:
-                failures.append(f"{label} in {setting.runtime}, batch {setting.batch}: {error}")
+            except Exception as error:  # the model's own code may raise anything; the others go on
+                kind = "" if isinstance(error, EpitorchError) else f"{type(error).__name__}: "
+                failures.append(f"{label} in {setting.runtime}, batch {setting.batch}: {kind}{error}")
         calls: dict[str, Callable[[], object]] = {label: one.running.call for label, one in ready.items()}
         clock = busy_clock(1) if setting.processor_time else time.perf_counter
         times = alternate(calls, rounds=setting.rounds, clock=clock) if calls else {}
@@ -120,12 +122,18 @@ def _side_by_side(models: Mapping[str, nn.Module], setting: _Setting, failures: 
 def _prepared(model: nn.Module, setting: _Setting, folder: Path) -> _Ready:
     cost = count(model, setting.arguments)
     if epitome_layers(model):
-        net = deploy(model, setting.arguments, setting.strategy, runtime=setting.runtime, threads=setting.threads)
+        net = _deployed(model, setting)
     else:
         with quiet(model):
             net = copy.deepcopy(model).eval()
     running = load(net, setting.arguments, setting.runtime, folder, "net", setting.threads)
     return _Ready(net, cost, running, folder)
+
+
+def _deployed(model: nn.Module, setting: _Setting) -> nn.Module:
+    if setting.strategy != "auto":
+        return deploy(model, setting.arguments, setting.strategy)
+    return deploy(model, setting.arguments, "auto", runtime=setting.runtime, threads=setting.threads)
 
 
 def _row(label: str, ready: _Ready, times: Times, first: Times, setting: _Setting) -> BenchRow:
@@ -162,7 +170,14 @@ def _batch_of(example: Tensor, batch: int) -> Tensor:
 
 
 def _check(
-    models: Any, example: Any, runtimes: Sequence[Any], batches: Sequence[Any], threads: object, processor_time: bool
+    models: Any,
+    example: Any,
+    runtimes: Any,
+    batches: Any,
+    threads: object,
+    rounds: object,
+    strategy: object,
+    processor_time: bool,
 ) -> None:
     if not isinstance(models, Mapping) or not models:
         raise InputError(explain("there is nothing to measure", expected="models by label", got=repr(models)[:80]))
@@ -171,11 +186,20 @@ def _check(
     if not isinstance(example, Tensor) or example.dim() < 2 or not len(example):
         got = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
         raise InputError(explain("the example is not valid", expected="a tensor with at least one sample", got=got))
+    for name, value in (("runtimes", runtimes), ("batches", batches)):
+        if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+            raise InputError(
+                explain(f"{name} is not valid", expected="a list with at least one entry", got=repr(value))
+            )
     for runtime in runtimes:
         check_runtime(runtime)
+    if strategy not in get_args(AnyStrategy):
+        known = list(get_args(AnyStrategy))
+        got = f"{strategy!r}{suggest(str(strategy), known)}"
+        raise InputError(explain("strategy is not known", expected=" | ".join(known), got=got))
     if processor_time and threads != 1:
         wrong = "processor time adds up over threads"
         raise InputError(explain(wrong, expected="threads=1 with processor_time", got=f"threads={threads}"))
-    for name, value in (*(("batch", batch) for batch in batches), ("threads", threads)):
+    for name, value in (*(("batch", batch) for batch in batches), ("threads", threads), ("rounds", rounds)):
         if type(value) is not int or value < 1:
             raise InputError(explain(f"{name} is not valid", expected="a whole number above 0", got=repr(value)))

@@ -28,12 +28,15 @@ def peak_bytes(runtime: Runtime, source: nn.Module | Path, arguments: tuple[Tens
 
     Returns:
         Bytes at the peak beyond those of a process that imports the same and runs nothing; None where the system does
-        not tell.
+        not tell, or the network cannot be pickled.
     """
     inputs, file = folder / "inputs.pt", source if isinstance(source, Path) else folder / "net.pt"
     torch.save(arguments, inputs)
     if isinstance(source, nn.Module):
-        torch.save(source, file)
+        try:
+            torch.save(source, file)
+        except Exception:  # a class that cannot be pickled cannot be sent to another process
+            return None
     used, idle = _child(runtime, str(file), str(inputs)), _child(runtime)
     return None if used is None or idle is None else max(0, used - idle)
 

@@ -139,7 +139,7 @@ def sensitivity(
         InputError: If a share is out of range, an option is unknown, or there are no batches.
         ConversionError: As for `plan`.
     """
-    if not shares or not all(isinstance(share, Real) and 0 < share < 1 for share in shares):
+    if isinstance(shares, Real) or not shares or not all(isinstance(share, Real) and 0 < share < 1 for share in shares):
         raise InputError(explain("a share is out of range", expected="0 < share < 1", got=shares or "no shares"))
     for name, choice, known in (("form", form, FORMS), ("axes", axes, AXES), ("starts", starts, STARTS)):
         check_choice(name, choice, known)

@@ -70,8 +70,8 @@ Reason = Literal[
     "a forward of its own",
     "fastest here",
     "smallest that is fast enough",
-    "folding is as fast",
-    "the whole network is faster so",
+    "nothing is faster than folding",
+    "part of the fastest network",
     "cost model",
 ]
 """Why a layer runs as it does, or why a strategy was declined. A closed list."""

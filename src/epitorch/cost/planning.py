@@ -104,6 +104,7 @@ def plan(
     if isinstance(axes, Mapping):
         check_selectors("axes", list(axes), surveyed.facts)
     amount = _amount(surveyed, params, madds, ratio)
+    _check_not_converted(surveyed)
     ladders = ladders_of(surveyed, kind, form, axes, align)
     if policy == "sensitivity" and sensitivity is None:
         sensitivity = measure_sensitivity(
@@ -285,6 +286,19 @@ def _check_feasible(kind: BudgetKind, amount: int, least: int, most: int, any_la
         asked, expected = "the budget is larger than the model", f"at most {most:,} {what}, the model as it is"
         fix = "ask for less: there is nothing to compress"
     raise ConversionError(explain(asked, expected=expected, got=f"{amount:,}", fix=fix))
+
+
+def _check_not_converted(surveyed: Survey) -> None:
+    count = list(surveyed.left.values()).count("already_epitome")
+    if count and not surveyed.candidates:
+        raise ConversionError(
+            explain(
+                "this model is converted already",
+                expected="layers without an epitome",
+                got=f"{count} epitome layers, and nothing else to convert",
+                fix="plan the dense model, or call to_dense_ first",
+            )
+        )
 
 
 _WIDER = "look at skip, depthwise and align; a layer with a forward of its own saves no multiply-adds"

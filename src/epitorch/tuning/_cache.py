@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
+from math import inf
 from pathlib import Path
 
 from epitorch._files import cache_dir, write_atomic
+
+Times = dict[str, float | None]
+"""Seconds by candidate; None for one that the runtime does not take."""
 
 
 class TimingCache:
@@ -19,13 +23,13 @@ class TimingCache:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_dir().expanduser() / "timings.json"
         self._known = _read(self.path)
-        self._new: dict[str, dict[str, float]] = {}
+        self._new: dict[str, Times] = {}
 
-    def get(self, key: str) -> dict[str, float] | None:
+    def get(self, key: str) -> Times | None:
         """Seconds of each candidate, or None."""
         return self._new.get(key) or self._known.get(key)
 
-    def put(self, key: str, seconds: dict[str, float]) -> None:
+    def put(self, key: str, seconds: Times) -> None:
         """Remember; `save` writes it."""
         self._new[key] = seconds
 
@@ -53,10 +57,10 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _read(path: Path) -> dict[str, dict[str, float]]:
+def _read(path: Path) -> dict[str, Times]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(content, dict):
         return {}
@@ -64,4 +68,8 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
 
 
 def _is_times(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(n, int | float) and n > 0 for n in value.values())
+    return isinstance(value, dict) and bool(value) and all(n is None or _is_seconds(n) for n in value.values())
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, float) and 0 < value < inf

@@ -78,7 +78,7 @@ def deploy(
         >>> net.deployment.layers[0].strategy
         'product_map'
     """
-    _check(model, strategy, runtime, objective, threads, slowdown)
+    _check(model, strategy, runtime, objective, measure, threads, slowdown)
     if strategy != "auto":
         return deploy_as(model, example_input, strategy)
     if not measure:
@@ -137,7 +137,7 @@ def pick(layer: EpitomeLayer, seconds: Seconds, objective: Objective, slowdown: 
     if objective == "latency":
         fastest = min(seconds, key=lambda strategy: seconds[strategy])
         good = seconds[fastest] < _WORTH * seconds["folded"]
-        return (fastest, "fastest here") if good else ("folded", "folding is as fast")
+        return (fastest, "fastest here") if good else ("folded", "nothing is faster than folding")
     limit = slowdown * seconds["folded"]
     allowed = [strategy for strategy, value in seconds.items() if value <= limit] or ["folded"]
     smallest = min(allowed, key=lambda strategy: (stored(layer, strategy), seconds[strategy]))
@@ -189,7 +189,13 @@ def _units(layer: EpitomeLayer, geometry: Geometry, strategy: Strategy) -> float
 
 
 def _check(
-    model: nn.Module, strategy: object, runtime: object, objective: object, threads: object, slowdown: object
+    model: nn.Module,
+    strategy: object,
+    runtime: object,
+    objective: object,
+    measure: object,
+    threads: object,
+    slowdown: object,
 ) -> None:
     check_is_model(model)
     check_runtime(runtime)
@@ -200,6 +206,17 @@ def _check(
         if value not in known:
             hint = suggest(str(value), list(known))
             raise InputError(explain(f"{name} is not known", expected=" | ".join(known), got=f"{value!r}{hint}"))
+    if not isinstance(measure, bool):
+        raise InputError(explain("measure is not valid", expected="True or False", got=repr(measure)))
+    if strategy != "auto" and (runtime != "torch" or objective != "latency"):
+        raise InputError(
+            explain(
+                f"runtime and objective have no effect with strategy={strategy!r}",
+                expected="strategy='auto'",
+                got=f"runtime={runtime!r}, objective={objective!r}",
+                fix="leave them out: what 'dense' and 'reuse' give is the same for every runtime",
+            )
+        )
     if type(threads) is not int or threads < 1:
         raise InputError(explain("threads is not valid", expected="a whole number above 0", got=repr(threads)))
     if isinstance(slowdown, bool) or not isinstance(slowdown, int | float) or not slowdown >= 1:

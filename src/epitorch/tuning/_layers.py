@@ -19,7 +19,7 @@ from epitorch.deploy.reuse import reuse_layer
 from epitorch.errors import EpitorchError
 from epitorch.nn import AdaptedLayer, EpitomeLayer
 from epitorch.timing import alternate, busy_clock
-from epitorch.tuning._cache import TimingCache, machine
+from epitorch.tuning._cache import Times, TimingCache, machine
 from epitorch.tuning._runtimes import Runtime, load, runtime_version
 
 Seconds = dict[Strategy, float]
@@ -83,14 +83,14 @@ class LayerTimer:
             given: Its input there.
         """
         key = self._key(layer, given)
-        known: Any = self.cache.get(key)
         strategies = applicable(layer, geometry)
-        if known is None or not set(known) <= set(strategies):
+        known = self.cache.get(key)
+        if known is None or set(known) != set(strategies) or known["folded"] is None:
             known = self._measure(layer, strategies, given)
             self.cache.put(key, known)
-        return known
+        return {strategy: value for strategy in strategies if (value := known[strategy]) is not None}
 
-    def _measure(self, layer: EpitomeLayer, strategies: tuple[Strategy, ...], given: Tensor) -> Seconds:
+    def _measure(self, layer: EpitomeLayer, strategies: tuple[Strategy, ...], given: Tensor) -> Times:
         calls: dict[str, Callable[[], object]] = {}
         for strategy in strategies:
             made = runs_as(layer, strategy)
@@ -101,7 +101,7 @@ class LayerTimer:
                     raise
                 continue  # a strategy that the runtime does not take is no candidate
         times = alternate(calls, rounds=self.rounds, clock=busy_clock(self.threads))
-        return {strategy: min(times[strategy].seconds) for strategy in times}  # type: ignore[misc]
+        return {strategy: min(times[strategy].seconds) if strategy in times else None for strategy in strategies}
 
     def _key(self, layer: Any, given: Tensor) -> str:
         options = ("stride", "padding", "dilation", "groups", "padding_mode", "output_padding")

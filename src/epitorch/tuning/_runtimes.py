@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ def load(
         ExportError: If it does not take the network.
     """
     if runtime == "torch":
-        return Running(_torch_call(*_channels_last(net, arguments)), _state_bytes(net))
+        return Running(_torch_call(*_own_copy(net, arguments)), _state_bytes(net))
     onnx = runtime == "onnxruntime"
     file = folder / f"{name}{'.onnx' if onnx else '.xml'}"
     report = export(net, arguments, "onnx" if onnx else "openvino", file, dynamic="none")
@@ -85,18 +85,26 @@ def load(
     return Running(lambda: run(feeds), report.bytes, file)
 
 
-def _channels_last(net: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The layout in which torch's 2-D convolutions are fastest on a CPU; the copy shares nothing with `net`."""
-    if not any(value.dim() == 4 for value in arguments):
-        return net, arguments
-    moved = [value.to(memory_format=torch.channels_last) if value.dim() == 4 else value for value in arguments]
+def _own_copy(net: nn.Module, arguments: tuple[Any, ...]) -> tuple[nn.Module, tuple[Any, ...]]:
+    """What is timed shares nothing with `net`: a forward may count its calls or write into its input.
+
+    Images are laid out with channels last, in which torch's 2-D convolutions are fastest on a CPU.
+    """
     with quiet(net):
-        return copy.deepcopy(net).to(memory_format=torch.channels_last), tuple(moved)
+        own, given = copy.deepcopy(net), copy.deepcopy(arguments)
+        if any(isinstance(value, Tensor) and value.dim() == 4 for value in given):
+            own = own.to(memory_format=torch.channels_last)
+    return own, tuple(_moved(value) for value in given)
 
 
-def _torch_call(net: nn.Module, arguments: tuple[Tensor, ...]) -> Callable[[], object]:
+def _moved(value: Any) -> Any:
+    image = isinstance(value, Tensor) and value.dim() == 4
+    return value.to(memory_format=torch.channels_last) if image else value
+
+
+def _torch_call(net: nn.Module, arguments: tuple[Any, ...]) -> Callable[[], object]:
     def call() -> object:
-        with torch.inference_mode():
+        with torch.no_grad():  # in inference mode a forward that takes gradients of its own would fail
             return net(*arguments)
 
     return call
