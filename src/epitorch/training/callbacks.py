@@ -39,6 +39,7 @@ class StopOnSignal(pl.Callback):
     def __init__(self) -> None:
         self.received: int | None = None
         self.saving = False
+        self._listens = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -53,9 +54,11 @@ class StopOnSignal(pl.Callback):
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         for number in before:
             signal.signal(number, self._receive)
+        self._listens = True
         try:
             yield
         finally:
+            self._listens = False
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -63,6 +66,11 @@ class StopOnSignal(pl.Callback):
         if signum == signal.SIGINT and self.received is not None and not self.saving:
             raise KeyboardInterrupt
         self.received = signum
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take SIGTERM back from Lightning, which ends a run in the middle of accumulated gradients too."""
+        if self._listens and trainer.world_size == 1:
+            signal.signal(signal.SIGTERM, self._receive)
 
     def check(self, between_steps: bool = False) -> None:
         """Raise RunStopped if a signal has come."""

@@ -27,7 +27,7 @@ def launched(devices: int | None, nodes: int | None) -> tuple[int, int]:
 
 def is_first() -> bool:
     """Whether this process is the one that prints, as Lightning sees it."""
-    return rank_zero_only.rank == 0
+    return getattr(rank_zero_only, "rank", 0) == 0
 
 
 def find_ranks(accelerator: str, devices: int, nodes: int) -> Ranks:
