@@ -53,8 +53,19 @@ def kept(out: Path, rank: int) -> dict[str, Any]:
     return torch.load(out.with_suffix(f".rank{rank}.pt"), weights_only=True)
 
 
-TORCHRUN_CASE: dict[str, Any] = {"index": "learner", "peak_lr": 0.03, "start_lr": 1.0, "epitome": {"freeze_last_epochs": 1}}
-LIGHTNING_CASE: dict[str, Any] = {"index": "direct", "peak_lr": 0.03, "start_lr": 0.3, "accumulate": 2, "ema_decay": 0.8}
+TORCHRUN_CASE: dict[str, Any] = {
+    "index": "learner",
+    "peak_lr": 0.03,
+    "start_lr": 1.0,
+    "epitome": {"freeze_last_epochs": 1},
+}
+LIGHTNING_CASE: dict[str, Any] = {
+    "index": "direct",
+    "peak_lr": 0.03,
+    "start_lr": 0.3,
+    "accumulate": 2,
+    "ema_decay": 0.8,
+}
 
 
 @pytest.fixture(scope="module")
