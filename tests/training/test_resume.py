@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from run_helpers import Killed, KillAt, quiet, rank_free_recipe, tiny_recipe
+from run_helpers import KillAt, Killed, quiet, rank_free_recipe, tiny_recipe
 from safetensors.torch import load_file
 
 from epitorch.checkpoint import load_checkpoint
@@ -254,7 +254,7 @@ def test_metrics_of_both_parts_are_kept(tmp_path: Path) -> None:
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     stopped(tmp_path)
     (tmp_path / STATE).write_bytes((tmp_path / STATE).read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="last.ckpt") as caught:
+    with pytest.raises(CheckpointError, match=r"last\.ckpt") as caught:
         run(tiny_recipe(), tmp_path)
     assert "--overwrite" in str(caught.value)
 
@@ -313,3 +313,18 @@ def test_a_loss_that_is_not_finite_keeps_the_state_before(tmp_path: Path) -> Non
     assert kept["global_step"] == 4
     assert all(torch.isfinite(value).all() for value in kept["state_dict"].values())
     assert "goes on from the state of step 4" in log(tmp_path)
+
+
+def test_spoilt_weights_do_not_replace_a_good_state(tmp_path: Path) -> None:
+    class SpoilAfter(pl.Callback):
+        """After a step whose loss was fine, before the state is written."""
+
+        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
+            if trainer.global_step == 4:
+                torch.nn.init.constant_(pl_module.model.classifier.bias, float("inf"))
+
+    with pytest.raises(TrainingError, match="after step 3 of epoch 0"):
+        run(tiny_recipe(), tmp_path, callbacks=[SpoilAfter()], checkpoint_steps=2)
+    kept = AtomicCheckpointIO().load_checkpoint(tmp_path / STATE)
+    assert kept["global_step"] == 2
+    assert all(torch.isfinite(value).all() for value in kept["state_dict"].values())

@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from run_helpers import Killed, KillAt, quiet, rank_free_recipe
+from run_helpers import KillAt, Killed, quiet, rank_free_recipe
 
 from epitorch.training.run import train
 

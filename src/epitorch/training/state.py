@@ -116,9 +116,24 @@ class StateSaver(Checkpoint):
         return trainer.strategy.reduce_boolean_decision(late, all=False)
 
     def _save(self, trainer: pl.Trainer) -> None:
+        _refuse_spoilt(trainer)
         with reported(self.path, trainer.global_step, self.step):
             trainer.save_checkpoint(self.path)
         self.step, self._last = trainer.global_step, time.monotonic()
+
+
+def _refuse_spoilt(trainer: pl.Trainer) -> None:
+    """A step may spoil the weights before a loss shows it: the state before must not be replaced then."""
+    if all(torch.isfinite(value).all() for value in trainer.lightning_module.parameters()):
+        return
+    raise TrainingError(
+        explain(
+            "the weights are not finite",
+            expected="finite weights",
+            got=f"NaN or infinity after step {trainer.global_step - 1} of epoch {trainer.current_epoch} (from 0)",
+            fix="lower training.peak_lr (or start_lr), or train in fp32",
+        )
+    )
 
 
 def between_steps(trainer: pl.Trainer, batch_idx: int) -> bool:
