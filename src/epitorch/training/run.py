@@ -94,36 +94,53 @@ def train(
         CheckpointError: If the saved state of an unfinished run cannot be read.
         KeyboardInterrupt: After Ctrl-C, once the checkpoint is written.
     """
-    out, shape = Path(out_dir), launched(devices, nodes)
-    local, machines = (within(1, inf, name, value) for name, value in zip(("devices", "nodes"), shape, strict=True))
-    seed = within(0, MAX_SEED, "seed", recipe.training.seed if seed is None else seed)
-    max_steps = None if max_steps is None else within(1, inf, "max_steps", max_steps)
-    every = None if checkpoint_steps is None else within(1, inf, "checkpoint_steps", checkpoint_steps)
-    identity = Identity(recipe.sha256, seed, max_steps, str(data_path))
-    names = check_loggers(loggers)
-    with quiet_lightning(), group_ended(), seeded(seed):
-        device = device_for(accelerator, recipe, ALONE)
-        ranks = find_ranks("gpu" if device.type == "cuda" else "cpu", local, machines)
-        if ranks.first:
-            unfinished(out, identity, overwrite)
-        options = Options(
-            seed,
-            device_for(accelerator, recipe, ranks),
-            max_steps,
-            sys.argv if command is None else command,
-            callbacks,
-            console or Console(stderr=True),
-            local,
-            machines,
-            ranks,
-            names,
-            every,
-        )
+    out = Path(out_dir)
+    options = _options(
+        recipe, seed, accelerator, max_steps, command, callbacks, console, devices, nodes, loggers, checkpoint_steps
+    )
+    identity = Identity(recipe.sha256, options.seed, max_steps, str(data_path))
+    if options.ranks.first:
+        unfinished(out, identity, overwrite)
+    with quiet_lightning(), group_ended(), seeded(options.seed):
         run = _Run(recipe, data_path, out, options)
-        if not ranks.first:  # decided alike: the first one changes no state before all have joined it
+        if not options.ranks.first:  # decided alike: the first one changes no state before all have joined it
             return run.go(logging.Logger("epitorch.run.other"), resume=not overwrite and (out / STATE).is_file())
         with _folder(out, identity, overwrite) as resume, logged(out / LOG) as log:
             return run.go(log, resume=resume)
+
+
+def _options(
+    recipe: Recipe,
+    seed: int | None,
+    accelerator: str,
+    max_steps: int | None,
+    command: Sequence[str] | None,
+    callbacks: Sequence[pl.Callback],
+    console: Console | None,
+    devices: int | None,
+    nodes: int | None,
+    loggers: Sequence[str],
+    checkpoint_steps: int | None,
+) -> Options:
+    """The arguments of `train`, checked and with their defaults filled in."""
+    local, machines = launched(devices, nodes)
+    local, machines = within(1, inf, "devices", local), within(1, inf, "nodes", machines)
+    device = device_for(accelerator, recipe, ALONE)
+    with quiet_lightning():
+        ranks = find_ranks("gpu" if device.type == "cuda" else "cpu", local, machines)
+    return Options(
+        within(0, MAX_SEED, "seed", recipe.training.seed if seed is None else seed),
+        device_for(accelerator, recipe, ranks),
+        None if max_steps is None else within(1, inf, "max_steps", max_steps),
+        sys.argv if command is None else command,
+        callbacks,
+        console or Console(stderr=True),
+        local,
+        machines,
+        ranks,
+        check_loggers(loggers),
+        None if checkpoint_steps is None else within(1, inf, "checkpoint_steps", checkpoint_steps),
+    )
 
 
 @contextmanager
