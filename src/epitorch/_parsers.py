@@ -45,8 +45,22 @@ def _add_train(commands: Any) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="default: the recipe's")
     parser.add_argument("--fold", type=int, metavar="N", help="sounds: fold to test on, default: the recipe's")
     parser.add_argument("--max-steps", type=int, metavar="N", help="at most so many steps, for a trial")
-    parser.add_argument("--overwrite", action="store_true", help="replace the results in --out")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is in --out, begin anew")
     _add_device(parser)
+    parser.add_argument("--devices", type=int, metavar="N", help="processes per machine; default: 1, or torchrun's")
+    parser.add_argument("--nodes", type=int, metavar="N", help="machines; default: 1, or torchrun's")
+    parser.add_argument(
+        "--logger",
+        action="append",
+        metavar="NAME",
+        help="csv | tensorboard | wandb | mlflow | comet, may be repeated; default: csv and tensorboard",
+    )
+    parser.add_argument(
+        "--checkpoint-steps",
+        type=int,
+        metavar="N",
+        help="save the state of training so often; default: every 10 minutes",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(command="train")
 

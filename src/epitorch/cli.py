@@ -119,6 +119,8 @@ def _demo(arguments: argparse.Namespace) -> None:
 
 def _train(arguments: argparse.Namespace) -> None:
     from epitorch.results import result_to_json, results_table
+    from epitorch.training.loggers import DEFAULT
+    from epitorch.training.processes import is_first
     from epitorch.training.recipe import load_recipe
     from epitorch.training.recipe_sound import with_fold
     from epitorch.training.run import train
@@ -135,7 +137,13 @@ def _train(arguments: argparse.Namespace) -> None:
         accelerator=arguments.accelerator,
         max_steps=arguments.max_steps,
         overwrite=arguments.overwrite,
+        devices=arguments.devices,
+        nodes=arguments.nodes,
+        loggers=arguments.logger or DEFAULT,
+        checkpoint_steps=arguments.checkpoint_steps,
     )
+    if not is_first():
+        return
     if arguments.json:
         _print_json(result_to_json(result))
     else:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import reference
@@ -343,3 +344,21 @@ def test_a_diverged_step_does_not_spoil_the_map() -> None:
     kept = snapshot(layer.starts())
     layer.routing_map.update(nothing, torch.full_like(layer.routing_map._seen, 7.0))  # as where nothing is checked
     assert_starts(layer.starts(), kept)
+
+
+@pytest.mark.parametrize("index", ["learner", "direct"])
+def test_an_averaged_model_follows_the_flag(index: str) -> None:
+    """AveragedModel copies buffers, not attributes: the copy must know that it is frozen, and that it is no more."""
+    model = nn.Sequential(EpitomeConv2d(3, 8, 3, epitome_shape=(4, 3, 3, 3), index=index))
+    averaged = AveragedModel(model)
+    layer, copy = model[0], averaged.module[0]
+    assert not copy.routing_map.is_frozen
+    layer.freeze_routing()
+    assert not copy.routing_map.is_frozen  # not yet
+    averaged.update_parameters(model)
+    assert copy.routing_map.is_frozen
+    if index == "direct":
+        assert not copy.routing_map["out"].requires_grad
+    layer.unfreeze_routing()
+    averaged.update_parameters(model)
+    assert not copy.routing_map.is_frozen

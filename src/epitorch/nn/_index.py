@@ -70,6 +70,7 @@ class RoutingMap(_KeepsPrecision):
         self.register_buffer("frozen", torch.tensor(False, device=device))
         self._thawed = [True] * len(list(self.parameters()))  # requires_grad of learned starts before freezing
         self._is_frozen = False  # the flag again, outside the graph: no synchronisation, no data-dependent branch
+        self._written: tuple[int, int] | None = None  # which tensor, in which version, that flag was read from
         zeros = torch.zeros(spec.num_starts, dtype=dtype, device=device)
         self.register_buffer("_base", zeros, persistent=False)
         self.register_buffer("_count", torch.zeros((), dtype=dtype, device=device), persistent=False)
@@ -104,6 +105,7 @@ class RoutingMap(_KeepsPrecision):
     @property
     def is_frozen(self) -> bool:
         """The map no longer changes and is used in training too."""
+        self._follow_buffer()
         return self._is_frozen
 
     # ---- writing ----
@@ -127,6 +129,15 @@ class RoutingMap(_KeepsPrecision):
         """Set the flag; learned starts stop (or resume) taking gradients."""
         self.frozen.fill_(frozen)
         self._sync_flag(frozen)
+
+    def _follow_buffer(self) -> None:
+        """Read the buffer if another than `freeze` wrote into it: `torch.optim.swa_utils.AveragedModel` copies it."""
+        if torch.compiler.is_compiling() or not _is_readable(self.frozen) or self.frozen.is_inference():
+            return
+        now = (id(self.frozen), self.frozen._version)
+        if now != self._written:  # hardly ever: reading waits for the device
+            self._sync_flag(bool(self.frozen))
+            self._written = now
 
     def _sync_flag(self, frozen: bool) -> None:
         if frozen and not self._is_frozen:

@@ -21,11 +21,16 @@ from epitorch.training.module import EpitomeModule
 
 
 class RunStopped(BaseException):
-    """A signal asked the run to stop. Not an Exception, so that no handler on the way takes it for a failure."""
+    """A signal asked the run to stop. Not an Exception, so that no handler on the way takes it for a failure.
 
-    def __init__(self, signum: int) -> None:
+    Args:
+        signum: The signal.
+        between_steps: It was heard between two training steps, where the state of training is whole.
+    """
+
+    def __init__(self, signum: int, between_steps: bool = False) -> None:
         super().__init__(signal.Signals(signum).name)
-        self.signum = signum
+        self.signum, self.between_steps = signum, between_steps
 
 
 class StopOnSignal(pl.Callback):
@@ -34,6 +39,7 @@ class StopOnSignal(pl.Callback):
     def __init__(self) -> None:
         self.received: int | None = None
         self.saving = False
+        self._listens = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -48,9 +54,11 @@ class StopOnSignal(pl.Callback):
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         for number in before:
             signal.signal(number, self._receive)
+        self._listens = True
         try:
             yield
         finally:
+            self._listens = False
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -59,14 +67,23 @@ class StopOnSignal(pl.Callback):
             raise KeyboardInterrupt
         self.received = signum
 
-    def check(self) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take SIGTERM back from Lightning, which ends a run in the middle of accumulated gradients too."""
+        if self._listens and trainer.world_size == 1:
+            signal.signal(signal.SIGTERM, self._receive)
+
+    def check(self, between_steps: bool = False) -> None:
         """Raise RunStopped if a signal has come."""
         if self.received is not None:
-            raise RunStopped(self.received)
+            raise RunStopped(self.received, between_steps)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Stop here if asked to."""
-        self.check()
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Stop here if asked to, unless gradients are being accumulated or the held-out images are next."""
+        done = batch_idx + 1
+        if done % trainer.accumulate_grad_batches == 0 and done != trainer.num_training_batches:
+            self.check(between_steps=True)
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Stop here if asked to."""
@@ -77,12 +94,29 @@ class Meter(pl.Callback):
     """Wall times of the epochs and the largest memory seen."""
 
     def __init__(self) -> None:
+        self.began = time.perf_counter()  # earlier, where the run goes on: what it took before counts
         self.epochs: list[float] = []
         self.epochs_training: list[float] = []
         self.rss = 0
         self.cuda: int | None = None
         self._process = psutil.Process()
         self._start = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the times so far, for a run that goes on."""
+        now = time.perf_counter()
+        return {
+            "seconds": now - self.began,
+            "in_epoch": now - self._start,
+            "epochs": self.epochs,
+            "epochs_training": self.epochs_training,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from these times."""
+        now = time.perf_counter()
+        self.began, self._start = self.began - state_dict["seconds"], now - state_dict["in_epoch"]
+        self.epochs, self.epochs_training = list(state_dict["epochs"]), list(state_dict["epochs_training"])
 
     def look(self, device: torch.device) -> None:
         """Take in the present memory use."""
@@ -129,12 +163,13 @@ class EpochLog(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write loss and learning rate every few steps: reading the loss waits for the device."""
-        if trainer.global_step % self.every == 0:
+        stepped = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if stepped and trainer.global_step % self.every == 0:
             rate = trainer.optimizers[0].param_groups[0]["lr"]
             write(trainer, {"train_loss_step": float(outputs["loss"]), "lr": rate}, trainer.global_step)
         if time.perf_counter() - self._last_line > self.line_seconds:
             self._last_line = time.perf_counter()
-            total = int(trainer.num_training_batches) * int(trainer.max_epochs or 1)
+            total = all_steps(trainer)
             self.lines.info("step %d of %d  loss %.4f", trainer.global_step, total, float(outputs["loss"]))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -144,6 +179,12 @@ class EpochLog(pl.Callback):
         shown = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
         self._last_line = time.perf_counter()
         self.lines.info("epoch %d  %s  %.1f s", trainer.current_epoch + 1, shown, self.meter.epochs[-1])
+
+
+def all_steps(trainer: pl.Trainer) -> int:
+    """Optimiser steps of the whole training."""
+    batches = int(trainer.num_training_batches) // trainer.accumulate_grad_batches
+    return batches * int(trainer.max_epochs or 1)
 
 
 def write(trainer: pl.Trainer, numbers: dict[str, float], step: int) -> None:
@@ -195,9 +236,8 @@ class ProgressBar(pl.Callback):
         """Show the bar."""
         if self.progress.disable:
             return
-        total = int(trainer.num_training_batches) * int(trainer.max_epochs or 1)
         self.progress.start()
-        self.task = self.progress.add_task(self.name, total=total, state="")
+        self.task = self.progress.add_task(self.name, total=all_steps(trainer), completed=trainer.global_step, state="")
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -1,7 +1,7 @@
 """Image classification data for training, whole in memory: where it is read from.
 
 The parts: `data_arrays` (the set, its split and statistics), `data_files`, `data_parquet`, `data_decode` and
-`data_cache` (parquet folders), `data_batches` (batches, augmentation, normalisation). Import from here.
+`data_cache` (parquet folders), `data_loader` (batches), `data_batches` (augmentation, normalisation). Import from here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import torch
 
 from epitorch.errors import DataError, explain, require, suggest
 from epitorch.training.data_arrays import ImageArrays, channel_stats, split_holdout
-from epitorch.training.data_batches import ArrayLoader, BatchAugment, Normalize, crop_flip
+from epitorch.training.data_batches import BatchAugment, Normalize, crop_flip
 from epitorch.training.data_files import has_parquet
+from epitorch.training.data_loader import ArrayLoader
 from epitorch.training.data_parquet import CIFAR10_CLASSES, load_parquet
 
 __all__ = [

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from epitorch.errors import InputError, explain
 from epitorch.training.data_audio import FULL_SCALE
+from epitorch.training.ranks import ALONE, Ranks
 
 QUIET = 32  # of 32768, -60 dB: what lies below at both ends of a clip counts as silence
 
@@ -73,20 +74,23 @@ class SoundAugment(nn.Module):
             )
         self.length, self.gain_db = length, gain_db
 
-    def forward(self, waves: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def forward(self, waves: Tensor, generator: torch.Generator | None = None, *, ranks: Ranks = ALONE) -> Tensor:
         """Augment a batch in training mode.
 
         Args:
             waves: shape: (B, 1, T), int16.
             generator: Where the random numbers come from; torch's default generator if None.
+            ranks: Processes that hold the parts of one batch, as for images.
 
         Returns:
             shape: (B, 1, length), float32 on the scale -1 to 1; `waves` itself in eval mode.
         """
         if not self.training:
             return waves
-        drawn = torch.rand((2, len(waves)), generator=generator, device=generator.device if generator else waves.device)
-        place, gain = drawn.to(waves.device)
+        source = generator.device if generator else waves.device
+        drawn = torch.rand((2, ranks.world * len(waves)), generator=generator, device=source)
+        own = slice(ranks.rank * len(waves), (ranks.rank + 1) * len(waves))
+        place, gain = drawn[:, own].to(waves.device)
         crops = crop_sounds(waves, self._first(waves, place), self.length).float() / FULL_SCALE
         return crops * (10 ** (self.gain_db * (2 * gain - 1) / 20))[:, None, None]
 

@@ -1,16 +1,16 @@
-"""Batches of images on their device: the loader, random crop and flip, normalisation. No worker processes."""
+"""What is done to a batch of images where it lies: random crop and flip, normalisation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from epitorch.errors import DataError, InputError, explain, suggest
-from epitorch.training.data_arrays import ImageArrays
+from epitorch.errors import InputError, explain, suggest
+from epitorch.training.ranks import ALONE, Ranks
 
 PaddingMode = Literal["zeros", "reflect"]
 
@@ -94,12 +94,14 @@ class BatchAugment(nn.Module):
         top, left = offsets.to(device)
         return top, left, coins.to(device).bool()
 
-    def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def forward(self, images: Tensor, generator: torch.Generator | None = None, *, ranks: Ranks = ALONE) -> Tensor:
         """Augment a batch in training mode.
 
         Args:
             images: shape: (B, C, H, W), uint8 or floating, on any device.
             generator: Where the random numbers come from; torch's default generator if None.
+            ranks: Processes that hold the parts of one batch, with generators in the same state: an image is augmented
+                as it would be by one process.
 
         Returns:
             shape: (B, C, H, W), same dtype, device and memory format.
@@ -110,7 +112,8 @@ class BatchAugment(nn.Module):
         if not self.training:
             return images
         self._check(images)
-        top, left, flip = self.draw(len(images), images.device, generator)
+        own = slice(ranks.rank * len(images), (ranks.rank + 1) * len(images))
+        top, left, flip = (value[own] for value in self.draw(ranks.world * len(images), images.device, generator))
         return crop_flip(images, top, left, flip, self.padding, self.mode)
 
     def _check(self, images: Tensor) -> None:
@@ -183,84 +186,3 @@ class Normalize(nn.Module):
     def extra_repr(self) -> str:
         """Mean and standard deviation, for `repr`."""
         return f"mean={self.mean.flatten().tolist()}, std={self.std.flatten().tolist()}"
-
-
-class ArrayLoader:
-    """Batches `(images, labels)` straight from arrays that lie on their device already.
-
-    An epoch's order depends only on `seed` and on the epoch of the last `set_epoch`; without a call to
-    `set_epoch` every pass has the same order. A Lightning trainer makes that call by itself (through
-    `sampler`), on resuming too. Every batch is a copy that may be changed in place.
-
-    Args:
-        arrays: The set, on the device that trains (`arrays.to(device)`).
-        batch_size: Images per batch.
-        shuffle: Another order in each epoch; else the order of the set.
-        seed: Decides the orders.
-        drop_last: Leave out a last batch that is not full.
-        channels_last: Yield images in `torch.channels_last`.
-
-    Raises:
-        DataError: If `batch_size` is below 1, or above the number of images with `drop_last`.
-    """
-
-    batch_sampler = None  # Lightning asks for it where there is a `sampler`
-
-    def __init__(
-        self,
-        arrays: ImageArrays,
-        batch_size: int,
-        *,
-        shuffle: bool = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        channels_last: bool = False,
-    ) -> None:
-        most = len(arrays) if drop_last else None
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise _batch_size_error(arrays, batch_size, "a whole number from 1")
-        if most is not None and batch_size > most:
-            raise _batch_size_error(arrays, batch_size, f"at most the {most} images there are, with drop_last")
-        self.arrays = arrays
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.seed = seed
-        self.drop_last = drop_last
-        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self.epoch = 0
-
-    @property
-    def sampler(self) -> ArrayLoader:
-        """Itself: where Lightning looks for `set_epoch`."""
-        return self
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the passes that begin from now on."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        """Number of batches in an epoch."""
-        n = len(self.arrays)
-        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield `(images, labels)`, shapes (B, C, H, W) uint8 and (B,) int64."""
-        order = self._order().to(self.arrays.images.device)
-        for index in order.split(self.batch_size)[: len(self)]:
-            images = self.arrays.images.index_select(0, index)
-            yield (
-                images.contiguous(memory_format=self.memory_format),
-                self.arrays.labels.index_select(0, index),
-            )
-
-    def _order(self) -> Tensor:
-        """Return the order of this epoch, drawn on the CPU: the same for every device, shape: (N,)."""
-        if not self.shuffle:
-            return torch.arange(len(self.arrays))
-        # the factor keeps (seed, epoch + 1) apart from (seed + 1, epoch)
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.epoch) % 2**63)
-        return torch.randperm(len(self.arrays), generator=generator)
-
-
-def _batch_size_error(arrays: ImageArrays, batch_size: object, expected: str) -> DataError:
-    return DataError(explain("wrong batch_size", expected=expected, got=repr(batch_size), where=arrays.source))

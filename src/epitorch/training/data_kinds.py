@@ -31,7 +31,7 @@ def sound_of(recipe: Mapping[str, Any]) -> SoundSection | None:
     return SoundSection(**section) if isinstance(section, dict) else None
 
 
-def augmentation(recipe: Recipe) -> nn.Module:
+def augmentation(recipe: Recipe) -> BatchAugment | SoundAugment:
     """Return what is done to the training batches of a recipe."""
     sound = recipe.sound
     if sound is None:

@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from epitorch._files import write_atomic
 from epitorch.errors import InputError, explain
 
 RESULTS, CHECKPOINT, LOGS, LIGHTNING, LOG = "results.json", "checkpoint", "logs", "lightning", "train.log"
+STATE = "lightning/last.ckpt"
+RUN = "run.json"
 
-_OURS = (RESULTS, LOG, CHECKPOINT, LOGS, LIGHTNING)
+_OURS = (RESULTS, LOG, CHECKPOINT, LOGS, LIGHTNING, RUN)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What an unfinished run must have in common with a new one that is to go on with it."""
+
+    recipe_sha256: str
+    seed: int
+    max_steps: int | None
+    data: str
+
+
+def unfinished(out: Path, identity: Identity, overwrite: bool) -> bool:
+    """Say whether the folder holds an unfinished run of this identity, to go on with or, without a state, to repeat.
+
+    Raises:
+        InputError: If the folder cannot be written, or holds something else that may not be replaced.
+    """
+    same = not overwrite and not os.path.lexists(out / RESULTS) and _began(out) == asdict(identity)
+    refuse_used(out, overwrite or same)
+    return same
+
+
+def begin(out: Path, identity: Identity) -> None:
+    """Write down which run this folder is for."""
+    write_atomic(out / RUN, (json.dumps(asdict(identity), indent=1) + "\n").encode())
+
+
+def _began(out: Path) -> object:
+    try:
+        return json.loads((out / RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def refuse_used(out: Path, overwrite: bool) -> None:
@@ -30,7 +68,7 @@ def refuse_used(out: Path, overwrite: bool) -> None:
         raise InputError(
             explain(
                 "this folder has an earlier run",
-                expected=f"a folder without {', '.join(_OURS)}",
+                expected=f"a folder without {', '.join(_OURS)}, or an unfinished run of this recipe, seed and data",
                 got=", ".join(map(str, used)),
                 fix="choose another folder, or pass --overwrite (overwrite=True)",
             )

@@ -33,8 +33,20 @@ from epitorch._rules import (
 from epitorch._yaml import KeyPath, read_yaml
 from epitorch.errors import RecipeError, explain, suggest
 from epitorch.training.recipe_sound import SoundSection, check_sound
+from epitorch.training.recipe_training import MAX_SEED, TrainingSection, check_training
 
-MAX_SEED = 2**63 - 1
+__all__ = [
+    "MAX_SEED",
+    "DataSection",
+    "EpitomeSection",
+    "ModelSection",
+    "Recipe",
+    "TrainingSection",
+    "load_recipe",
+    "parse_recipe",
+    "recipe_folders",
+    "recipe_names",
+]
 
 
 @dataclass(frozen=True)
@@ -91,38 +103,6 @@ class DataSection:
     holdout: int = ruled(whole(1), 5000)
     crop_padding: int = ruled(whole(0), 4)
     flip: bool = ruled(flag(), True)
-
-
-@dataclass(frozen=True)
-class TrainingSection:
-    """Optimiser, schedule and arithmetic.
-
-    Args:
-        peak_lr: Largest learning rate of the one-cycle schedule, for the weights.
-        start_lr: The same for starts and learners; null takes the default of `epitorch.param_groups`.
-        warmup: Part of the steps in which the learning rate rises.
-        teacher: Checkpoint of a trained model to learn from as well.
-        teacher_weight: Its share w of the loss: `(1 - w) cross-entropy + w T^2 KL(teacher || student)`.
-        temperature: T of that.
-    """
-
-    epochs: int = ruled(whole(1))
-    peak_lr: float = ruled(number(0, above=True))
-    batch_size: int = ruled(whole(1), 128)
-    optimizer: str = ruled(choice("sgd"), "sgd")
-    momentum: float = ruled(number(0, 1), 0.9)
-    nesterov: bool = ruled(flag(), False)
-    weight_decay: float = ruled(number(0), 5e-4)
-    schedule: str = ruled(choice("one_cycle"), "one_cycle")
-    warmup: float = ruled(number(0, 1), 0.3)
-    start_lr: float | None = ruled(optional(number(0, above=True)), None)
-    label_smoothing: float = ruled(number(0, 1), 0.0)
-    teacher: str | None = ruled(optional(text()), None)
-    teacher_weight: float = ruled(number(0, 1), 0.5)
-    temperature: float = ruled(number(0, above=True), 4.0)
-    precision: str = ruled(choice("fp32", "bf16", "fp16"), "fp32")
-    channels_last: bool = ruled(flag(), True)
-    seed: int = ruled(whole(0, MAX_SEED), 0)
 
 
 @dataclass(frozen=True)
@@ -209,17 +189,8 @@ def _left_out(key: str, value: Any) -> bool:
 
 
 def _check_together(recipe: Recipe, place: Place) -> None:
-    if recipe.training.nesterov and not recipe.training.momentum:
-        raise RecipeError(
-            explain(
-                "'training.nesterov' is on without momentum",
-                expected="a momentum above 0",
-                got=recipe.training.momentum,
-                where=str(place.below("training").below("nesterov")),
-                fix="set training.momentum, or nesterov: false",
-            )
-        )
     check_sound(recipe, place)
+    check_training(recipe.training, place.below("training"))
     epitome = recipe.epitome
     if epitome is None:
         return
