@@ -95,6 +95,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ({"folded": 1.0, "product_map": 0.7, "both": 0.6, "as chosen": 0.1}, "as chosen", ["product_map", "both"]),
         ({"folded": 0.1, "as chosen": 0.5}, "folded", ["folded", "folded"]),
         ({"folded": 0.3, "product_map": 0.1, "as chosen": 0.5}, "folded", ["folded", "folded"]),
+        ({"folded": 1.0, "product_map": 0.1, "as chosen": 0.98}, "folded", ["folded", "folded"]),
     ],
 )
 def test_the_fastest_is_taken_layer_by_layer_then_as_a_whole(
