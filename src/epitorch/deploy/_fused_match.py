@@ -196,9 +196,9 @@ def _matrix(conv: Any, strategy: str, channels: int) -> tuple[Tensor, Taps]:
 
 
 def _taps(starts: Tensor | None, channels: int, size: int, block: int, group: int) -> Taps:
-    position = torch.arange(channels)
+    position = torch.arange(channels, dtype=torch.int64, device="cpu")
     if starts is None:
-        return Taps(position % size, torch.zeros(channels, dtype=torch.float64), size)
+        return Taps(position % size, torch.zeros(channels, dtype=torch.float64, device="cpu"), size)
     shift = split_starts(starts.double(), size, group)
     lower = (shift.base[position // block] + position % block) % size
     return Taps(lower, shift.fraction[position // block], size, group)

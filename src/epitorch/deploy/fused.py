@@ -113,6 +113,8 @@ def _pack(stage: Stage) -> list[Tensor]:
     """For the kernel of the device that the stage is on; nothing without one."""
     if stage.project.device.type == "cuda":
         return pack_triton(stage) if triton_available() and not why_not_triton(stage) else []
+    if stage.project.device.type != "cpu":
+        return []
     return pack_native(stage) if native_available() and not why_not_native(stage) else []
 
 
