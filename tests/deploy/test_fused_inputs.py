@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from fused_cases import Axis, Case
 from torch import Tensor
 
+from epitorch.deploy import _fused_native
 from epitorch.deploy._fused_block import Settings, Stage, Taps
-from epitorch.deploy._fused_native import NativeChain, native_available, native_problem, pack_native
+from epitorch.deploy._fused_native import NativeChain, native_available, native_problem, pack_native, runs_here
 from epitorch.deploy._fused_op import fused_stage
 from epitorch.deploy.fused import FusedChain, FusedConv, FusedInvertedResidual
 from epitorch.errors import ShapeError
@@ -105,6 +107,22 @@ def test_a_state_with_taps_off_the_circle_is_refused() -> None:
     state["tensor_3"] = state["tensor_3"] + 12
     with pytest.raises(ShapeError, match="taps_in are not on their circle"):
         module.load_state_dict(state)
+
+
+@native
+def test_a_packing_from_a_wider_processor_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = float_module(), CASE.input().float()
+    lanes, expected, stored = int(module._packed[1]), module(x), pickle.dumps(module)
+    if lanes == 4:
+        pytest.skip("this processor has the narrowest vectors")
+    assert int(pickle.loads(stored)._packed[1]) == lanes
+    monkeypatch.setattr(_fused_native, "instruction_set", lambda: "portable")
+    narrow = pickle.loads(stored)
+    assert int(narrow._packed[1]) == 4
+    assert relative(expected, narrow(x)) < 1e-5
+    assert not runs_here(module._packed)
+    operated = fused_stage(x, module.stage.tensors(), module._packed, module.settings.encode())
+    assert relative(expected, operated) < 1e-5
 
 
 # ---- settings and modes of torch ----

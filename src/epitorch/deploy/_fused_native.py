@@ -150,6 +150,17 @@ def holds_its_numbers(x: Tensor) -> bool:
     return x.layout == torch.strided and not x.is_neg() and not x._is_zerotensor()
 
 
+def runs_here(packed: list[Tensor]) -> bool:
+    """Whether this processor has the vectors that a packing is for; it may come from another machine.
+
+    Args:
+        packed: From `pack_native`, for another device, or nothing.
+    """
+    if not packed or not packed[0].is_cpu:
+        return True
+    return int(packed[1]) <= LANES[instruction_set() or "portable"]
+
+
 def pack_native(stage: Stage, instructions: InstructionSet | None = None) -> list[Tensor]:
     """Lay a stage out for the kernel: the struct without its pointers as bytes, then what they point to.
 
@@ -177,6 +188,7 @@ class NativeChain:
         self._outline = [(stage.settings, stage.kernel) for stage in stages]
         self._any_layout = stages[0].settings.kind == "stem"
         self._in_channels = stages[0].in_channels
+        self._last = (0, 0), (0, 0)  # sizes of the last input and its output
         self._channels = stages[-1].out_channels
         self._packed = packed
         self._lanes = int(packed[0][1])
@@ -202,10 +214,7 @@ class NativeChain:
         batch, _, height, width = x.shape
         if not self._any_layout:
             x = x.contiguous(memory_format=torch.channels_last)
-        rows, columns = height, width
-        for settings, kernel in self._outline:
-            check_size(settings, kernel, rows, columns)
-            rows, columns = output_size(settings, kernel, rows, columns)
+        rows, columns = self._output(height, width)
         y = torch.empty((batch, rows, columns, self._channels), dtype=torch.float32, device="cpu")
         strides = (ctypes.c_int64 * 4)(*x.stride())
         if y.numel():
@@ -216,6 +225,17 @@ class NativeChain:
             if self._run(*given):
                 raise EpitorchError(f"this processor's library has no kernel for vectors of {self._lanes} floats")
         return y.permute(0, 3, 1, 2)
+
+    def _output(self, height: int, width: int) -> tuple[int, int]:
+        given, found = self._last
+        if given == (height, width):
+            return found
+        rows, columns = height, width
+        for settings, kernel in self._outline:
+            check_size(settings, kernel, rows, columns)
+            rows, columns = output_size(settings, kernel, rows, columns)
+        self._last = (height, width), (rows, columns)
+        return rows, columns
 
 
 def _check_packed(stages: list[Stage], packed: list[list[Tensor]], structs: list[_Stage]) -> None:

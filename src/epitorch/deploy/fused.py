@@ -24,6 +24,7 @@ from epitorch.deploy._fused_native import (
     native_available,
     native_problem,
     pack_native,
+    runs_here,
     usable,
     why_not_native,
 )
@@ -112,6 +113,11 @@ class FusedStage(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_native": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not runs_here(self._packed):
+            self.refresh()
+
 
 def _pack(stage: Stage) -> list[Tensor]:
     """For the kernel of the device that the stage is on; nothing without one."""
@@ -152,18 +158,24 @@ class FusedChain(nn.Sequential):
         return input
 
     def _call_together(self, number: int, run: list[Any], input: Tensor) -> Tensor:
-        packed = [module._packed for module in run] if len(run) > 1 else []
-        if not packed or not usable(input) or not all(packed_for(input, tensors) for tensors in packed):
-            for module in run:
-                input = module(input)
-            return input
+        native = self._chain(number, run, input) if len(run) > 1 and usable(input) else None
+        if native is not None:
+            return native(input)
+        for module in run:
+            input = module(input)
+        return input
+
+    def _chain(self, number: int, run: list[Any], input: Tensor) -> NativeChain | None:
+        """Made once, and anew when a stage has been packed anew; None if a stage is not packed for the kernel."""
+        packed = [module._packed for module in run]
         kept: dict[int, tuple[list[list[Tensor]], NativeChain]] = self.__dict__.setdefault("_kept", {})
         made_of, native = kept.get(number, ([], None))
-        same = len(made_of) == len(packed) and all(map(operator.is_, made_of, packed))
-        if native is None or not same:
-            native = NativeChain([module.stage for module in run], packed)
-            kept[number] = packed, native
-        return native(input)
+        if native is not None and len(made_of) == len(packed) and all(map(operator.is_, made_of, packed)):
+            return native
+        if not all(packed_for(input, tensors) for tensors in packed):
+            return None
+        kept[number] = packed, NativeChain([module.stage for module in run], packed)
+        return kept[number][1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_kept"}
