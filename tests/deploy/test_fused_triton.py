@@ -34,6 +34,7 @@ from epitorch.deploy._fused_triton import (
     why_not_triton,
 )
 from epitorch.deploy.fused import FusedChain, FusedConv, FusedInvertedResidual
+from epitorch.errors import ShapeError
 
 EXAMPLES = int(os.environ.get("EPITORCH_EXAMPLES", "60")) // 5
 SMALL = Tile(2, 3)
@@ -222,7 +223,43 @@ def test_the_module_and_the_operator_run_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(calls) == 2
 
 
+@inside
+@pytest.mark.parametrize("shape", [(2, 4, 3, 5), (2, 16, 3, 5), (8, 3, 5)])
+def test_an_input_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    stage = CASE.stage().map(lambda value: value.float())
+    packed = pack_triton(stage)
+    with pytest.raises(ShapeError, match="expected: 8 channels"):
+        run_triton(stage, packed, torch.randn(shape), SMALL)
+    assert run_triton(stage, packed, torch.randn(2, 8, 3, 5), SMALL).shape == (2, 8, 3, 5)
+
+
+@inside
+def test_settings_of_torch_change_nothing() -> None:
+    stage, x = CASE.stage().map(lambda value: value.float()), CASE.input().float()
+    expected = run_triton(stage, pack_triton(stage), x, SMALL)
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.device("meta"):
+            packed = pack_triton(stage)
+        got = run_triton(stage, packed, x, SMALL)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert got.dtype == torch.float32
+    assert torch.equal(got, expected)
+    assert relative(expected, run_triton(stage, packed, x + 0.1, SMALL)) > 1e-3
+
+
 # ---- without the interpreter ----
+
+
+@outside
+def test_packing_refuses_taps_off_the_circle() -> None:
+    stage = CASE.stage().map(lambda value: value.float())
+    taps = stage.taps_out
+    assert taps is not None
+    pack_triton(stage)
+    with pytest.raises(ShapeError, match="taps_out are not on their circle"):
+        pack_triton(replace(stage, taps_out=replace(taps, lower=taps.lower + 12)))
 
 
 @outside

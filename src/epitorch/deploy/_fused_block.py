@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from epitorch.errors import ShapeError, explain
+
 Activation = Literal["identity", "relu", "relu6", "silu", "hardswish"]
 ACTIVATIONS: tuple[Activation, ...] = ("identity", "relu", "relu6", "silu", "hardswish")
 Kind = Literal["block", "stem", "pointwise"]
@@ -38,7 +40,8 @@ class Taps:
     @classmethod
     def identity(cls, channels: int) -> Taps:
         """Every channel meets itself."""
-        return cls(torch.arange(channels), torch.zeros(channels, dtype=torch.float64), channels)
+        positions = torch.arange(channels, dtype=torch.int64, device="cpu")
+        return cls(positions, torch.zeros(channels, dtype=torch.float64, device="cpu"), channels)
 
 
 @dataclass(frozen=True)
@@ -171,3 +174,97 @@ def output_size(settings: Settings, kernel: int, height: int, width: int) -> tup
         return height, width
     reach = 2 * settings.padding - kernel
     return (height + reach) // settings.stride + 1, (width + reach) // settings.stride + 1
+
+
+def check_input(settings: Settings, kernel: int, channels: int, x: Tensor) -> None:
+    """Refuse an input that does not fit, before a kernel reads past its end.
+
+    Args:
+        settings: Of the stage that reads it.
+        kernel: Side of the stage's window.
+        channels: Channels that the stage has.
+        x: The input; expected shape (N, channels, H, W).
+
+    Raises:
+        ShapeError: If it has other axes or channels, or is smaller than the window.
+    """
+    if x.dim() != 4 or x.shape[1] != channels:
+        what = f"shape {tuple(x.shape)}" if x.dim() != 4 else f"{x.shape[1]} channels, shape {tuple(x.shape)}"
+        raise ShapeError(
+            explain(
+                "this input does not fit the fused stage",
+                expected=f"{channels} channels, shape (N, {channels}, H, W)",
+                got=what,
+                fix="give what the trained network takes: a batch of images in channels first order",
+            )
+        )
+    check_size(settings, kernel, x.shape[2], x.shape[3])
+
+
+def check_size(settings: Settings, kernel: int, height: int, width: int) -> None:
+    """Refuse images smaller than the window.
+
+    Raises:
+        ShapeError: If not one window fits.
+    """
+    least = max(1, kernel - 2 * settings.padding)
+    if height < least or width < least:
+        raise ShapeError(
+            explain(
+                "this image is too small for the fused stage",
+                expected=f"at least {least} x {least} pixels: kernel {kernel}, padding {settings.padding}",
+                got=f"{height} x {width} pixels",
+                fix="give larger images",
+            )
+        )
+
+
+def check_stage(stage: Stage) -> None:
+    """Refuse tensors that do not fit each other: a kernel would read or write outside of them.
+
+    Raises:
+        ShapeError: If a size is another than its stage's or a tap is outside its circle.
+    """
+    for name, got, expected in _sizes(stage):
+        if got != expected:
+            raise ShapeError(explain(f"a fused stage's {name} does not fit", expected=expected, got=got))
+    for name, taps in (("taps_in", stage.taps_in), ("taps_out", stage.taps_out)):
+        if taps is not None and taps.lower.numel():
+            least, most = int(taps.lower.min()), int(taps.lower.max())
+            if least < 0 or most >= taps.size:
+                asked, expected = f"a fused stage's {name} are not on their circle", f"0 to {taps.size - 1}"
+                raise ShapeError(explain(asked, expected=expected, got=f"{least} to {most}"))
+
+
+def _sizes(stage: Stage) -> list[tuple[str, object, object]]:
+    """Name, actual and expected size of everything."""
+    found: list[tuple[str, object, object]] = [("bias", tuple(stage.bias.shape), (stage.out_channels,))]
+    if stage.settings.residual:
+        found.append(("input under the residual", stage.in_channels, stage.out_channels))
+        steps = (stage.settings.stride, 2 * stage.settings.padding + 1)
+        found.append(("stride and padding under the residual", steps, (1, stage.kernel)))
+    if stage.settings.kind != "block":
+        axes = 4 if stage.settings.kind == "stem" else 2
+        return [*found, ("weight's number of axes", stage.project.dim(), axes), *_square(stage.project)]
+    a, b, weight = stage.taps_in, stage.taps_out, stage.depthwise
+    assert a is not None
+    assert b is not None
+    assert weight is not None
+    channels, side = weight.shape[0], weight.shape[-1]
+    found.append(("depthwise", tuple(weight.shape), (channels, 1, side, side)))
+    found.append(("project", tuple(stage.project.shape), (stage.out_channels, b.size)))
+    found.append(("product map", a.size, channels if stage.expand is None else stage.expand.shape[0]))
+    vectors = {
+        "taps_in.lower": a.lower,
+        "taps_in.fraction": a.fraction,
+        "taps_out.lower": b.lower,
+        "taps_out.fraction": b.fraction,
+        "scale": stage.scale,
+        "shift": stage.shift,
+        "depthwise_bias": stage.depthwise_bias,
+    }
+    return found + [(name, tuple(v.shape), (channels,)) for name, v in vectors.items() if v is not None]
+
+
+def _square(weight: Tensor) -> list[tuple[str, object, object]]:
+    return [("weight's height", weight.shape[2], weight.shape[3])] if weight.dim() == 4 else []

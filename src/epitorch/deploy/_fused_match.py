@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,12 @@ _ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.SiLU: "silu",
     nn.Hardswish: "hardswish",
 }
-_DO_NOTHING = ("Identity", "Dropout", "DropPath")
+_DO_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout2d)  # in eval mode
+_BLOCKS = (
+    ("torchvision.models.mobilenetv2", "InvertedResidual"),
+    ("timm.models._efficientnet_blocks", "InvertedResidual"),
+    ("timm.models._efficientnet_blocks", "DepthwiseSeparableConv"),
+)
 _FEW_CHANNELS = 4  # a stem reads its window directly, which pays only for images
 
 
@@ -53,9 +59,45 @@ class Parts:
 
 
 def is_inverted_residual(module: nn.Module) -> bool:
-    """By the class names of torchvision and timm."""
+    """By the class names of torchvision and timm; whether it is one that is known, `block_stage` looks at."""
     names = {kind.__name__ for kind in type(module).__mro__}
     return bool(names & {"InvertedResidual", "DepthwiseSeparableConv"})
+
+
+def is_known(module: nn.Module, where: str, name: str, method: str = "forward") -> bool:
+    """Whether a module is of this very class, no subclass, and the class runs what it was written with.
+
+    Args:
+        module: Any module.
+        where: The class's Python module, which need not be installed.
+        name: The class's name.
+        method: What has to be the class's own.
+    """
+    kind: Any = type(module)
+    if kind is not getattr(sys.modules.get(where), name, None) or method in vars(module):
+        return False
+    run = getattr(kind, method)
+    return (run.__module__, run.__qualname__) == (where, f"{name}.{method}")
+
+
+def is_triple(module: nn.Module) -> bool:
+    """Whether a module is torchvision's convolution, batch norm and activation in a row."""
+    kind: Any = type(module)
+    known = kind is getattr(sys.modules.get("torchvision.ops.misc"), "Conv2dNormActivation", None)
+    return known and kind.forward is nn.Sequential.forward and len(module._modules) == 3
+
+
+def own_code(module: nn.Module) -> str:
+    """What would no longer run if a module were replaced, as a reason; empty if there is nothing.
+
+    Args:
+        module: Looked at alone, without its children.
+    """
+    if module._forward_hooks or module._forward_pre_hooks:
+        return "forward hooks"
+    if module._backward_hooks or module._backward_pre_hooks:
+        return "backward hooks"
+    return "a forward of its own" if "forward" in vars(module) else ""
 
 
 @torch.no_grad()
@@ -66,6 +108,10 @@ def block_stage(module: nn.Module) -> Stage:
         Declined: If it has anything that a fused stage does not compute.
     """
     _check_plain(module)
+    if not any(is_known(module, where, name) for where, name in _BLOCKS):
+        raise Declined("another inverted residual than MobileNetV2's")
+    for part in module.modules():
+        _check_plain(part)
     parts = _timm_parts(module) if hasattr(module, "conv_dw") else _torchvision_parts(module)
     conv, norm = parts.depthwise
     _check_depthwise(conv)
@@ -90,7 +136,7 @@ def conv_stage(conv: nn.Module, bn: nn.Module, act: nn.Module) -> Stage:
     Raises:
         Declined: If it is another kind of convolution.
     """
-    for module in (conv, bn, act):
+    for module in (conv, *bn.modules(), act):
         _check_plain(module)
     if type(conv) is not nn.Conv2d or conv.groups != 1:
         raise Declined("not a plain convolution")
@@ -117,7 +163,7 @@ def _timm_parts(block: Any) -> Parts:
         if getattr(block, name, None) is not None:
             raise Declined("space to depth")
     for name, reason in (("se", "squeeze-excitation"), ("aa", "anti-aliasing"), ("drop_path", "drop path")):
-        if type(getattr(block, name, nn.Identity())).__name__ not in _DO_NOTHING:
+        if not _does_nothing(getattr(block, name, None)):
             raise Declined(reason)
     if hasattr(block, "conv_pwl"):
         first = block.conv_pw, _norm(block.bn1)
@@ -128,11 +174,9 @@ def _timm_parts(block: Any) -> Parts:
 def _torchvision_parts(block: Any) -> Parts:
     body = getattr(block, "conv", None)
     residual = getattr(block, "use_res_connect", None)
-    if not isinstance(body, nn.Sequential) or not isinstance(residual, bool):
+    if type(body) is not nn.Sequential or not isinstance(residual, bool):
         raise Declined("another inverted residual than MobileNetV2's")
-    layers = [layer for part in body for layer in (part if isinstance(part, nn.Sequential) else (part,))]
-    for part in body:
-        _check_plain(part)
+    layers = [layer for part in body for layer in (part.children() if is_triple(part) else (part,))]
     if len(layers) not in (5, 8):
         raise Declined("another inverted residual than MobileNetV2's")
     *head, conv, bn = layers
@@ -143,13 +187,17 @@ def _torchvision_parts(block: Any) -> Parts:
 def _norm(bn: Any, act: nn.Module | None = None) -> Norm:
     """Batch norm as scale and shift; timm's holds its activation itself."""
     _check_plain(bn)
-    if type(bn) is not nn.BatchNorm2d and type(bn).__name__ != "BatchNormAct2d":
+    holds = is_known(bn, "timm.layers.norm_act", "BatchNormAct2d")
+    if type(bn) is not nn.BatchNorm2d and not holds:
         raise Declined(f"{type(bn).__name__} instead of a batch norm")
     if bn.running_mean is None or bn.training:
         raise Declined("batch norm over the batch")
-    if type(getattr(bn, "drop", nn.Identity())).__name__ not in _DO_NOTHING:
+    own = bn.act if holds else nn.Identity()
+    if holds and not _does_nothing(bn.drop):
         raise Declined("dropout in the batch norm")
-    act = act if act is not None else getattr(bn, "act", nn.Identity())
+    if act is not None and act is not own and type(own) is not nn.Identity:
+        raise Declined("two activations")
+    act = own if act is None else act
     if type(act) not in _ACTIVATIONS:
         raise Declined(f"activation {type(act).__name__}")
     scale = torch.rsqrt(bn.running_var + bn.eps) * (1 if bn.weight is None else bn.weight)
@@ -181,9 +229,9 @@ def _matrix(conv: Any, strategy: str, channels: int) -> tuple[Tensor, Taps]:
     _check_plain(conv)
     if not _is_1x1(conv):
         raise Declined("not a 1x1 convolution")
-    if not isinstance(conv, ReuseConv):
-        if type(conv) is not nn.Conv2d:
-            raise Declined(f"{type(conv).__name__} instead of a convolution")
+    if type(conv) not in (nn.Conv2d, ReuseConv):
+        raise Declined(f"{type(conv).__name__} instead of a convolution")
+    if type(conv) is nn.Conv2d:
         return conv.weight.flatten(1), _on(Taps.identity(channels), conv.weight)
     if conv.strategy != strategy:
         raise Declined(f"runs as {conv.strategy}")
@@ -191,14 +239,14 @@ def _matrix(conv: Any, strategy: str, channels: int) -> tuple[Tensor, Taps]:
         ("out", conv.spec.epitome_shape[0]) if strategy == "product_map" else ("in", conv.spec.epitome_shape[1])
     )
     block = conv.spec.block_out if axis == "out" else conv.spec.block_in
-    starts = conv.starts().get(axis)  # type: ignore[call-overload]
+    starts = conv.starts().get(axis)
     return conv._weight.flatten(1), _on(_taps(starts, channels, size, block, conv.spec.group_length), conv.epitome)
 
 
 def _taps(starts: Tensor | None, channels: int, size: int, block: int, group: int) -> Taps:
-    position = torch.arange(channels)
+    position = torch.arange(channels, dtype=torch.int64, device="cpu")
     if starts is None:
-        return Taps(position % size, torch.zeros(channels, dtype=torch.float64), size)
+        return Taps(position % size, torch.zeros(channels, dtype=torch.float64, device="cpu"), size)
     shift = split_starts(starts.double(), size, group)
     lower = (shift.base[position // block] + position % block) % size
     return Taps(lower, shift.fraction[position // block], size, group)
@@ -236,6 +284,13 @@ def _is_1x1(conv: Any) -> bool:
 
 
 def _check_plain(module: nn.Module) -> None:
-    """Hooks would no longer run."""
-    if module._forward_hooks or module._forward_pre_hooks:
-        raise Declined("forward hooks")
+    reason = own_code(module) or ("training mode" if module.training else "")
+    if reason:
+        raise Declined(reason)
+
+
+def _does_nothing(module: nn.Module | None) -> bool:
+    """In eval mode."""
+    if module is None or type(module) in _DO_NOTHING:
+        return True
+    return is_known(module, "timm.layers.drop", "DropPath")

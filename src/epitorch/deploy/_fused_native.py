@@ -5,14 +5,16 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from epitorch.deploy._fused_block import KINDS, Activation, Stage, output_size
+from epitorch.deploy._fused_block import KINDS, Activation, Stage, check_input, check_size, check_stage, output_size
 from epitorch.deploy._fused_pack import Packed, pack
+from epitorch.errors import EpitorchError, ShapeError, explain
 
 LIBRARY = Path(__file__).parent / "_fused.so"
 InstructionSet = Literal["avx512", "avx2", "portable"]
@@ -30,6 +32,8 @@ _CLAMPS: dict[Activation, tuple[int, float, float]] = {
 
 
 _POINTERS = ("expand", "table", "constants", "project", "bias")
+_DTYPES = [torch.float32, torch.int32, torch.float32, torch.float32, torch.float32]
+_OUTLINE = ("kind", "in_channels", "out_channels", "kernel", "stride", "padding")
 
 
 class _Stage(ctypes.Structure):
@@ -125,10 +129,36 @@ def why_not_native(stage: Stage) -> str:
 
 def usable(x: Tensor) -> bool:
     """Whether the kernel can read this input: float32 on the CPU, no gradient, no autocast, no tracing."""
-    plain = type(x) is Tensor and x.dtype == torch.float32 and x.device.type == "cpu" and x.dim() == 4
+    plain = type(x) is Tensor and x.dtype == torch.float32 and x.device.type == "cpu"
     if not plain or (x.requires_grad and torch.is_grad_enabled()) or torch.is_autocast_enabled("cpu"):
         return False
-    return native_available()
+    return native_available() and not watched() and holds_its_numbers(x)
+
+
+def watched() -> bool:
+    """Whether something follows torch's operators, which does not see a kernel: tracing, a transform, a mode."""
+    return (
+        torch.jit.is_tracing()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def holds_its_numbers(x: Tensor) -> bool:
+    """Whether the memory of a tensor is what it means: no sparse one, no pending sign, no zeros that are not there."""
+    return x.layout == torch.strided and not x.is_neg() and not x._is_zerotensor()
+
+
+def runs_here(packed: list[Tensor]) -> bool:
+    """Whether this processor has the vectors that a packing is for; it may come from another machine.
+
+    Args:
+        packed: From `pack_native`, for another device, or nothing.
+    """
+    if not packed or not packed[0].is_cpu:
+        return True
+    return int(packed[1]) <= LANES[instruction_set() or "portable"]
 
 
 def pack_native(stage: Stage, instructions: InstructionSet | None = None) -> list[Tensor]:
@@ -138,11 +168,12 @@ def pack_native(stage: Stage, instructions: InstructionSet | None = None) -> lis
         stage: It has no obstacle (`why_not_native`).
         instructions: Default: the widest that this processor has.
     """
+    check_stage(stage)
     lanes = LANES[instructions or instruction_set() or "portable"]
     packed = pack(stage.map(lambda value: value.detach().cpu()), lanes)
     struct = torch.frombuffer(bytearray(_struct(stage, packed)), dtype=torch.uint8)
     parts = (packed.expand, packed.table, packed.constants, packed.project, packed.bias)
-    return [struct, torch.tensor([lanes]), *(part.contiguous() for part in parts)]
+    return [struct, torch.tensor([lanes], dtype=torch.int64, device="cpu"), *(part.contiguous() for part in parts)]
 
 
 class NativeChain:
@@ -156,10 +187,13 @@ class NativeChain:
     def __init__(self, stages: list[Stage], packed: list[list[Tensor]]) -> None:
         self._outline = [(stage.settings, stage.kernel) for stage in stages]
         self._any_layout = stages[0].settings.kind == "stem"
+        self._in_channels = stages[0].in_channels
+        self._last = (0, 0), (0, 0)  # sizes of the last input and its output
         self._channels = stages[-1].out_channels
         self._packed = packed
         self._lanes = int(packed[0][1])
         self._structs = (_Stage * len(packed))(*(_with_pointers(tensors) for tensors in packed))
+        _check_packed(stages, packed, list(self._structs))
         self._address = ctypes.addressof(self._structs)
         self._run = _library().functions.epitorch_run
 
@@ -172,24 +206,72 @@ class NativeChain:
 
         Returns:
             Shape (N, out_channels, H', W'), channels last.
+
+        Raises:
+            ShapeError: If the input does not fit.
         """
+        check_input(*self._outline[0], self._in_channels, x)
         batch, _, height, width = x.shape
         if not self._any_layout:
             x = x.contiguous(memory_format=torch.channels_last)
-        rows, columns = height, width
-        for settings, kernel in self._outline:
-            rows, columns = output_size(settings, kernel, rows, columns)
-        y = torch.empty((batch, rows, columns, self._channels))
+        rows, columns = self._output(height, width)
+        y = torch.empty((batch, rows, columns, self._channels), dtype=torch.float32, device="cpu")
         strides = (ctypes.c_int64 * 4)(*x.stride())
         if y.numel():
             count, threads = len(self._outline), torch.get_num_threads()
             image = rows * columns * self._channels
             sizes = (batch, height, width)
-            self._run(self._lanes, self._address, count, x.data_ptr(), strides, *sizes, y.data_ptr(), image, threads)
+            given = (self._lanes, self._address, count, x.data_ptr(), strides, *sizes, y.data_ptr(), image, threads)
+            if self._run(*given):
+                raise EpitorchError(f"this processor's library has no kernel for vectors of {self._lanes} floats")
         return y.permute(0, 3, 1, 2)
+
+    def _output(self, height: int, width: int) -> tuple[int, int]:
+        given, found = self._last
+        if given == (height, width):
+            return found
+        rows, columns = height, width
+        for settings, kernel in self._outline:
+            check_size(settings, kernel, rows, columns)
+            rows, columns = output_size(settings, kernel, rows, columns)
+        self._last = (height, width), (rows, columns)
+        return rows, columns
+
+
+def _check_packed(stages: list[Stage], packed: list[list[Tensor]], structs: list[_Stage]) -> None:
+    """The kernel trusts every size that it is given."""
+    for stage, tensors, struct in zip(stages, packed, structs, strict=True):
+        lanes = int(packed[0][1])
+        got: list[Any] = [int(tensors[1]), *(value.numel() for value in tensors[2:])]
+        _must_equal("packed tensors", [lanes, *_lengths(struct, lanes)], got)
+        _must_equal("packed dtypes", _DTYPES, [value.dtype for value in tensors[2:]])
+        s = stage.settings
+        expected = [KINDS.index(s.kind), stage.in_channels, stage.out_channels, stage.kernel, s.stride, s.padding]
+        _must_equal("packed sizes", expected, [getattr(struct, name) for name in _OUTLINE])
+    for before, after in pairwise(stages):
+        _must_equal("channels from stage to stage", before.out_channels, after.in_channels)
+
+
+def _must_equal(what: str, expected: object, got: object) -> None:
+    if expected != got:
+        raise ShapeError(explain(f"{what} do not fit the fused stages", expected=expected, got=got))
+
+
+def _lengths(s: _Stage, lanes: int) -> list[int]:
+    """Numbers behind each pointer, as native/stage.h says."""
+    rows = -(-s.out_channels // lanes) * lanes
+    if KINDS[s.kind] != "block":
+        window = s.kernel**2 if KINDS[s.kind] == "stem" else 1
+        return [0, 0, 0, rows * s.in_channels * window, rows]
+    expand = -(-s.mid // lanes) * lanes * s.in_channels if s.expands == 1 else 0
+    constants = s.vectors * (6 + s.kernel**2) * lanes
+    return [expand, s.vectors * (4 + 2 * lanes), constants, rows * s.wrapped, rows]
 
 
 def _with_pointers(tensors: list[Tensor]) -> _Stage:
+    sizes = [len(tensors), *(int(t.is_cpu and t.is_contiguous()) for t in tensors)]
+    _must_equal("packed tensors", [2 + len(_POINTERS), *[1] * len(tensors)], sizes)
+    _must_equal("bytes of the packed sizes", ctypes.sizeof(_Stage), tensors[0].nbytes)
     struct = _Stage()
     ctypes.memmove(ctypes.addressof(struct), tensors[0].data_ptr(), ctypes.sizeof(_Stage))
     for name, tensor in zip(_POINTERS, tensors[2:], strict=True):

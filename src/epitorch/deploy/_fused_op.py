@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from epitorch.deploy._fused_block import Stage, output_size
-from epitorch.deploy._fused_native import NativeChain, usable
+from epitorch.deploy._fused_block import Stage, check_input, output_size
+from epitorch.deploy._fused_native import NativeChain, runs_here, usable
 from epitorch.deploy._fused_reference import run_reference
 from epitorch.deploy._fused_triton import run_triton, usable_triton
 
@@ -31,7 +31,7 @@ def fused_stage(x: Tensor, tensors: list[Tensor], packed: list[Tensor], settings
     """
     stage = Stage.of(tensors, settings)
     ready = packed_for(x, packed)
-    if ready and usable(x):
+    if ready and usable(x) and runs_here(packed):
         return NativeChain([stage], [packed])(x)
     if ready and usable_triton(x):
         return run_triton(stage, packed, x)
@@ -41,5 +41,6 @@ def fused_stage(x: Tensor, tensors: list[Tensor], packed: list[Tensor], settings
 @fused_stage.register_fake
 def _(x: Tensor, tensors: list[Tensor], packed: list[Tensor], settings: list[int]) -> Tensor:
     stage = Stage.of(tensors, settings)
+    check_input(stage.settings, stage.kernel, stage.in_channels, x)
     rows, columns = output_size(stage.settings, stage.kernel, x.shape[2], x.shape[3])
     return x.new_empty(x.shape[0], rows, columns, stage.out_channels).permute(0, 3, 1, 2)

@@ -47,9 +47,9 @@ class Vector:
 def pack(stage: Stage, lanes: int) -> Packed:
     """Lay one stage out for vectors of `lanes` floats."""
     project, bias = stage.project.flatten(1), stage.bias
-    empty = torch.zeros(0)
+    empty = torch.zeros(0, dtype=torch.float32, device="cpu")
     if stage.settings.kind != "block":
-        table = torch.zeros(0, dtype=torch.int32)
+        table = torch.zeros(0, dtype=torch.int32, device="cpu")
         return Packed(empty, table, empty, pack_matrix(project, lanes), pack_matrix(bias[:, None], lanes)[:, 0])
     assert stage.taps_in is not None
     assert stage.taps_out is not None
@@ -63,7 +63,8 @@ def pack(stage: Stage, lanes: int) -> Packed:
     untouched = len({vector.destination for vector in vectors}) < -(-size // lanes)
     length = size % lanes if packs else 0
     tails = -(-len(layers) // blocks) if packs else 0
-    table = torch.tensor([_row(stage.taps_in, stage.taps_out, v, lanes) for v in vectors], dtype=torch.int32)
+    rows = [_row(stage.taps_in, stage.taps_out, vector, lanes) for vector in vectors]
+    table = torch.tensor(rows, dtype=torch.int32, device="cpu")
     return Packed(
         empty if stage.expand is None else pack_matrix(stage.expand, lanes),
         table,
@@ -148,8 +149,8 @@ def _constants(stage: Stage, vectors: list[Vector], lanes: int) -> Tensor:
     rows = [scale * (1 - share), scale * share, stage.shift, *stage.depthwise.flatten(1).T, stage.depthwise_bias]
     rows += [1 - b.fraction, b.fraction]
     by_channel = torch.stack([row.double() for row in rows]).float()  # shape: (6 + k * k, C)
-    constants = torch.zeros(len(vectors), len(rows), lanes)
+    constants = torch.zeros(len(vectors), len(rows), lanes, dtype=torch.float32, device="cpu")
     for n, vector in enumerate(vectors):
-        at, channels = (torch.tensor(list(part)) for part in zip(*vector.lanes, strict=True))
+        at, channels = torch.tensor(vector.lanes, dtype=torch.int64, device="cpu").T
         constants[n][:, at] = by_channel[:, channels]
     return constants

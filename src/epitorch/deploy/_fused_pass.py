@@ -7,15 +7,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from epitorch.cost._trace import as_arguments, quiet
 from epitorch.cost.analysis import aligned
-from epitorch.deploy._fused_match import Declined, block_stage, conv_stage, is_inverted_residual
+from epitorch.deploy._fused_match import (
+    Declined,
+    block_stage,
+    conv_stage,
+    is_inverted_residual,
+    is_known,
+    is_triple,
+    own_code,
+)
+from epitorch.deploy._parity import check_parity
 from epitorch.deploy.fused import FusedChain, FusedConv, FusedInvertedResidual, FusedStage
 from epitorch.errors import InputError, explain
 from epitorch.nn import EpitomeLayer
 
 # timm keeps a convolution and its batch norm (with the activation inside) side by side
+_EFFICIENTNET = ("timm.models.efficientnet", "EfficientNet", "forward_features")
 _PAIRS = (("conv_stem", "bn1"), ("conv_head", "bn2"))
 
 
@@ -54,22 +65,25 @@ class FusionReport:
         return "\n".join(aligned([("layer", "kind", "result"), *rows], left=(0, 1, 2)))
 
 
-def fuse(net: nn.Module) -> nn.Module:
+def fuse(net: nn.Module, example_input: Tensor | tuple[Any, ...] | None = None) -> nn.Module:
     """Run a deployed network's inverted residuals as single operators.
 
     Recognised are the blocks of torchvision's MobileNetV2 and of timm's MobileNetV2 and EfficientNet-Lite
     (`InvertedResidual`, `DepthwiseSeparableConv`) whose 1x1 convolutions run on their epitomes, and around them the
-    stem and plain 1x1 convolutions. Batch norms are folded; stages that follow each other become one chain, which
-    is one call of the native kernel. What has anything else (squeeze-excitation, hooks, other kernels) is left.
+    stem and plain 1x1 convolutions. Batch norms are folded; an `nn.Sequential` runs stages that follow each other in
+    one call of the native kernel and keeps its children. What has anything else (squeeze-excitation, hooks, other
+    kernels, a subclass, a forward of its own) is left.
 
     Args:
         net: From `epitorch.deploy(model, x, strategy="reuse")`, in eval mode; it stays as it is.
+        example_input: A tensor, or a tuple of the network's arguments: the outputs on it are compared.
 
     Returns:
         A copy. Its attribute `fusion` is the report (`FusionReport`).
 
     Raises:
         InputError: If the network is in training mode or was not deployed.
+        ParityError: If the outputs on the example differ.
     """
     if net.training or any(isinstance(module, EpitomeLayer) for module in net.modules()):
         raise InputError(
@@ -79,7 +93,7 @@ def fuse(net: nn.Module) -> nn.Module:
                 got="a network in training mode" if net.training else "epitome layers as they are trained",
             )
         )
-    net = copy.deepcopy(net)
+    given, net = net, copy.deepcopy(net)
     rows: list[FusedLayer] = []
     root = nn.ModuleDict({"net": net})
     for name, parent, child in list(_parents(root)):
@@ -90,7 +104,15 @@ def fuse(net: nn.Module) -> nn.Module:
         _link(root)
     made = root["net"]
     setattr(made, "fusion", FusionReport(tuple(rows)))  # noqa: B010 - nn.Module declares tensors and modules only
+    if example_input is not None:
+        check_parity(_output(given, example_input), _output(made, example_input))
     return made
+
+
+def _output(net: nn.Module, example_input: Tensor | tuple[Any, ...]) -> Any:
+    """Of a copy: a network may keep something of what it saw."""
+    with quiet(net):
+        return copy.deepcopy(net)(*as_arguments(example_input))
 
 
 def _parents(root: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Module]]:
@@ -122,8 +144,10 @@ def _fuse_convolutions(rows: list[FusedLayer], root: nn.Module) -> None:
     for name, parent, child in list(_parents(root)):
         if name.startswith(blocks):
             continue
-        if isinstance(child, nn.Sequential) and len(child) == 3 and isinstance(child[0], nn.Conv2d):
-            _try_conv(rows, name, parent, child, (child[0], child[1], child[2]))
+        if is_triple(child) and isinstance(child.get_submodule("0"), nn.Conv2d):
+            _try_conv(rows, name, parent, child, tuple(child.children()))
+        if not is_known(child, *_EFFICIENTNET) or "forward" in vars(child):
+            continue
         for conv, norm in _PAIRS:
             pair: Any = (getattr(child, conv, None), getattr(child, norm, None))
             if isinstance(pair[0], nn.Conv2d) and hasattr(pair[1], "act"):
@@ -137,12 +161,12 @@ def _try_conv(
     name: str,
     parent: nn.Module,
     old: nn.Module,
-    parts: tuple[nn.Module, nn.Module, nn.Module],
+    parts: tuple[nn.Module, ...],
 ) -> bool:
     reason = ""
     try:
-        if old._forward_hooks or old._forward_pre_hooks:
-            raise Declined("forward hooks")
+        if own_code(old):
+            raise Declined(own_code(old))
         _set(parent, old, FusedConv(conv_stage(*parts)))
     except Declined as declined:
         reason = str(declined)
@@ -150,26 +174,10 @@ def _try_conv(
     return not reason
 
 
-def _link(parent: nn.Module) -> None:
-    """Make chains of stages that follow each other in an `nn.Sequential`, innermost first."""
-    for child in list(parent.children()):
-        if not isinstance(child, FusedStage | FusedChain):
-            _link(child)
-    if type(parent) is nn.ModuleDict or not isinstance(parent, nn.Sequential):
-        return
-    runs: list[list[Any]] = []
-    for module in parent:
-        stages = list(module) if isinstance(module, FusedChain) else [module]
-        joins = bool(runs) and isinstance(stages[0], FusedStage) and isinstance(runs[-1][0], FusedStage)
-        if joins and not _has_hooks(module):
-            runs[-1] += stages
-        else:
-            runs.append(stages)
-    parent._modules.clear()
-    for number, run in enumerate(runs):
-        chain = isinstance(run[0], FusedStage)
-        parent._modules[str(number)] = FusedChain(*run).eval() if chain else run[0]
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def _link(net: nn.Module) -> None:
+    """Make chains of plain `nn.Sequential`s with stages in them, innermost first; their children stay."""
+    for child in net.children():
+        _link(child)
+    exact = type(net) is nn.Sequential and "forward" not in vars(net)
+    if exact and any(isinstance(child, FusedStage | FusedChain) for child in net.children()):
+        net.__class__ = FusedChain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from epitorch.deploy._fused_block import Activation, Stage
+from epitorch.deploy._fused_block import Activation, Stage, check_input
 
 
 def run_reference(stage: Stage, x: Tensor) -> Tensor:
@@ -17,8 +17,12 @@ def run_reference(stage: Stage, x: Tensor) -> Tensor:
 
     Returns:
         Shape (N, out_channels, H', W').
+
+    Raises:
+        ShapeError: If the input does not fit.
     """
     settings = stage.settings
+    check_input(settings, stage.kernel, stage.in_channels, x)
     if settings.kind == "stem":
         y = F.conv2d(x, stage.project, stage.bias, settings.stride, settings.padding)
     elif settings.kind == "pointwise":

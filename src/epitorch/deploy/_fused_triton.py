@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from epitorch.deploy._fused_block import ACTIVATIONS, Stage, Taps, output_size
+from epitorch.deploy._fused_block import ACTIVATIONS, Stage, Taps, check_input, check_stage, output_size
+from epitorch.deploy._fused_native import holds_its_numbers, watched
 from epitorch.deploy._fused_reference import activate
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -53,8 +54,10 @@ def triton_available() -> bool:
 
 def usable_triton(x: Tensor) -> bool:
     """Whether the kernel can read this input: on a CUDA GPU, no gradient, no autocast, no tracing."""
-    plain = type(x) is Tensor and x.device.type == "cuda" and x.dtype in DTYPES and x.dim() == 4 and x.numel() > 0
+    plain = type(x) is Tensor and x.device.type == "cuda" and x.dtype in DTYPES and x.numel() > 0
     if not plain or (x.requires_grad and torch.is_grad_enabled()) or torch.is_autocast_enabled("cuda"):
+        return False
+    if watched() or not holds_its_numbers(x):
         return False
     return triton_available() and torch.cuda.get_device_capability(x.device) >= _OLDEST
 
@@ -89,6 +92,7 @@ def pack_triton(stage: Stage) -> list[Tensor]:
         multiplied, batch-norm shift, depthwise bias, share of the lower wrapped channel, depthwise weights, share of
         the upper wrapped channel unless all starts are whole.
     """
+    check_stage(stage)
     a, b = stage.taps_in, stage.taps_out
     assert a is not None
     assert b is not None
@@ -118,7 +122,11 @@ def run_triton(stage: Stage, packed: list[Tensor], x: Tensor, tile: Tile | None 
 
     Returns:
         Shape (N, out_channels, H', W'), channels last.
+
+    Raises:
+        ShapeError: If the input does not fit.
     """
+    check_input(stage.settings, stage.kernel, stage.in_channels, x)
     expand, project, indices, constants = packed
     pixels = x.permute(0, 2, 3, 1).contiguous()  # shape: (N, H, W, in_channels)
     product_map = F.linear(pixels, expand) if expand.numel() else pixels
@@ -232,9 +240,9 @@ def _layers(taps: Taps) -> Tensor:
     met: list[list[int]] = [[] for _ in range(taps.size)]
     for channel, position in enumerate(taps.lower.tolist()):
         met[position].append(channel)
-    table = torch.full((max(map(len, met)), taps.size), -1)
+    table = torch.full((max(map(len, met)), taps.size), -1, dtype=torch.int64, device="cpu")
     for position, channels in enumerate(met):
-        table[: len(channels), position] = torch.tensor(channels, dtype=torch.int64)
+        table[: len(channels), position] = torch.tensor(channels, dtype=torch.int64, device="cpu")
     return table
 
 

@@ -8,18 +8,23 @@ everywhere else.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from epitorch.deploy._fused_block import Stage
+from epitorch.deploy._fused_match import own_code
 from epitorch.deploy._fused_native import (
     NativeChain,
     instruction_set,
     native_available,
     native_problem,
     pack_native,
+    runs_here,
     usable,
     why_not_native,
 )
@@ -108,11 +113,18 @@ class FusedStage(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_native": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not runs_here(self._packed):
+            self.refresh()
+
 
 def _pack(stage: Stage) -> list[Tensor]:
     """For the kernel of the device that the stage is on; nothing without one."""
     if stage.project.device.type == "cuda":
         return pack_triton(stage) if triton_available() and not why_not_triton(stage) else []
+    if stage.project.device.type != "cpu":
+        return []
     return pack_native(stage) if native_available() and not why_not_native(stage) else []
 
 
@@ -125,24 +137,71 @@ class FusedConv(FusedStage):
 
 
 class FusedChain(nn.Sequential):
-    """Stages that follow each other: one call of the kernel for all of them."""
+    """An `nn.Sequential` that runs stages that follow each other, also those of chains in it, in one kernel call.
 
-    def __init__(self, *stages: FusedStage) -> None:
-        super().__init__(*stages)
-        self._native: NativeChain | None = None
-        self._made_of: list[list[Tensor]] = []
+    Its children stay what they are: each works alone, and a slice is a chain of its own.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Run the stages in order; shapes as in `FusedStage`."""
-        if torch.compiler.is_compiling() or not usable(input):
+        """Run the children in order; shapes as in `FusedStage`.
+
+        Args:
+            input: What the first child takes.
+
+        Returns:
+            What the last child gives.
+        """
+        if torch.compiler.is_compiling() or not usable(input) or _has_any_global_hook():
             return super().forward(input)
-        stages: list[Any] = list(self._modules.values())
-        packed = [stage._packed for stage in stages]
+        for number, run in enumerate(_runs(self)):
+            input = self._call_together(number, run, input)
+        return input
+
+    def _call_together(self, number: int, run: list[Any], input: Tensor) -> Tensor:
+        native = self._chain(number, run, input) if len(run) > 1 and usable(input) else None
+        if native is not None:
+            return native(input)
+        for module in run:
+            input = module(input)
+        return input
+
+    def _chain(self, number: int, run: list[Any], input: Tensor) -> NativeChain | None:
+        """Made once, and anew when a stage has been packed anew; None if a stage is not packed for the kernel."""
+        packed = [module._packed for module in run]
+        kept: dict[int, tuple[list[list[Tensor]], NativeChain]] = self.__dict__.setdefault("_kept", {})
+        made_of, native = kept.get(number, ([], None))
+        if native is not None and len(made_of) == len(packed) and all(map(operator.is_, made_of, packed)):
+            return native
         if not all(packed_for(input, tensors) for tensors in packed):
-            return super().forward(input)
-        if self._native is None or any(a is not b for a, b in zip(packed, self._made_of, strict=True)):
-            self._native, self._made_of = NativeChain([stage.stage for stage in stages], packed), packed
-        return self._native(input)
+            return None
+        kept[number] = packed, NativeChain([module.stage for module in run], packed)
+        return kept[number][1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_native": None, "_made_of": []}
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
+
+
+_STAGES = (FusedStage, FusedInvertedResidual, FusedConv)
+
+
+def _runs(chain: FusedChain) -> list[list[nn.Module]]:
+    """The children, those of inner chains too; stages that one call can run stand together."""
+    runs: list[list[nn.Module]] = []
+    joined = False
+    for module in _flat(chain):
+        joins = type(module) in _STAGES and not own_code(module)
+        if joins and joined:
+            runs[-1].append(module)
+        else:
+            runs.append([module])
+        joined = joins
+    return runs
+
+
+def _flat(chain: nn.Module) -> Iterator[nn.Module]:
+    for module in chain._modules.values():
+        assert module is not None
+        if type(module) is FusedChain and not own_code(module):
+            yield from _flat(module)
+        else:
+            yield module
