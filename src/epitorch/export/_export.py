@@ -20,9 +20,11 @@ from epitorch.export._parity import compare
 from epitorch.export._prepare import (
     Dynamic,
     ExportStrategy,
-    checked_inputs,
     deployed,
     flat_output,
+    given_inputs,
+    other_batch,
+    other_size,
     tensor_arguments,
 )
 from epitorch.export._pt2 import require_compiler, run_compiled, run_pt2, write_compiled, write_pt2
@@ -115,7 +117,8 @@ def export(
         dynamic: "batch": the first axis of every argument varies; "all": axes from the third on as well; "none".
             Default "batch", for ExecuTorch "none" (it plans its memory for one shape).
         check_inputs: Real inputs to compare on: one input, or a list of them. Default the example. Where the batch
-            varies, each is compared in another batch size too.
+            varies, each is compared in another batch size too; where image sizes vary and none of these inputs has
+            another one than the example, the example is compared in another one, too.
         opset: Of ONNX, 18 to 23; default 20.
         compress_to_fp16: OpenVINO: store weights in 16 bits, which changes the numbers.
         compiled: pt2: compile an AOTInductor package for this machine (`torch._inductor.aoti_load_package` loads it)
@@ -143,16 +146,26 @@ def export(
     _check_options(to, strategy, dynamic, opset, compress_to_fp16, compiled)
     _require(to, target, compiled)
     arguments = tensor_arguments(example_input)
-    batches = checked_inputs(arguments, check_inputs, dynamic)
+    given = given_inputs(arguments, check_inputs)
     net = deployed(net_or_model, arguments, strategy)
+    batches, expected = _checks(net, arguments, given, dynamic)
     job = Job(net, arguments, strategy, dynamic, opset, compress_to_fp16)
-    expected = [flat_output(net, one) for one in batches]
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         staged = Path(folder) / path.name
         _written(job, target, staged)
         difference = _compared(target, staged, batches, expected, half=compress_to_fp16)
         size = _published(Path(folder), path)
     return ExportReport(str(path), to, strategy, dynamic, size, difference, tuple(tuple(b[0].shape) for b in batches))
+
+
+def _checks(
+    net: nn.Module, example: tuple[Tensor, ...], given: Batches, dynamic: Dynamic
+) -> tuple[Batches, list[list[Tensor]]]:
+    """Inputs on which the file must agree with torch, and what torch computes there."""
+    made = [] if dynamic == "none" else [other_batch(one) for one in given]
+    sizes = other_size(net, example, given) if dynamic == "all" else []
+    expected = [flat_output(net, one) for one in [*given, *sizes]]
+    return [*given, *sizes, *made], [*expected, *(flat_output(net, one, derived=True) for one in made)]
 
 
 def _written(job: Job, target: Target, staged: Path) -> None:
