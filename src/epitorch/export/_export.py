@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from epitorch.errors import EpitorchError, ExportError, InputError, explain, require, suggest
+from epitorch.errors import EpitorchError, ExportError, InputError, check_is_model, explain, require, suggest
 from epitorch.export._executorch import require_executorch, run_executorch, write_executorch
-from epitorch.export._job import Job, first_lines
+from epitorch.export._job import Job, first_lines, silent
 from epitorch.export._onnx import check_opset, run_onnx, write_onnx
 from epitorch.export._openvino import run_openvino, write_openvino
 from epitorch.export._parity import compare
@@ -140,9 +141,10 @@ def export(
         >>> export(layer, torch.randn(1, 8), "pt2", "/tmp/layer.pt2").checked
         ((1, 8), (3, 8))
     """
+    check_is_model(net_or_model)
     path = _checked_path(to, out)
     target = _COMPILED if compiled else TARGETS[to]
-    dynamic = dynamic or ("none" if to == "executorch" else "batch")
+    dynamic = ("none" if to == "executorch" else "batch") if dynamic is None else dynamic
     _check_options(to, strategy, dynamic, opset, compress_to_fp16, compiled)
     _require(to, target, compiled)
     arguments = tensor_arguments(example_input)
@@ -150,12 +152,38 @@ def export(
     net = deployed(net_or_model, arguments, strategy)
     batches, expected = _checks(net, arguments, given, dynamic)
     job = Job(net, arguments, strategy, dynamic, opset, compress_to_fp16)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        staged = Path(folder) / path.name
+    with _staging(path) as folder:
+        staged = folder / path.name
         _written(job, target, staged)
         difference = _compared(target, staged, batches, expected, half=compress_to_fp16)
-        size = _published(Path(folder), path)
+        size = _published(folder, path)
     return ExportReport(str(path), to, strategy, dynamic, size, difference, tuple(tuple(b[0].shape) for b in batches))
+
+
+@contextmanager
+def _staging(path: Path) -> Iterator[Path]:
+    """A folder beside the file, gone afterwards; what the file system refuses is said with the path.
+
+    Raises:
+        InputError: If the folder of `path` cannot be written into.
+        ExportError: If the file cannot be.
+    """
+    try:
+        staging = tempfile.TemporaryDirectory(prefix=".epitorch.", dir=path.parent)
+    except OSError as error:
+        raise InputError(_refused(path, error)) from error
+    with staging as folder:
+        try:
+            yield Path(folder)
+        except OSError as error:
+            if isinstance(error, EpitorchError):
+                raise
+            raise ExportError(_refused(path, error)) from error
+
+
+def _refused(path: Path, error: Exception) -> str:
+    reason = getattr(error, "strerror", None) or str(error)
+    return explain("the file cannot be written", expected="a place that can be written to", got=f"{reason}: {path}")
 
 
 def _checks(
@@ -170,7 +198,8 @@ def _checks(
 
 def _written(job: Job, target: Target, staged: Path) -> None:
     try:
-        target.write(job, staged)
+        with silent():
+            target.write(job, staged)
     except (EpitorchError, OSError):
         raise
     except Exception as error:
@@ -185,7 +214,8 @@ def _written(job: Job, target: Target, staged: Path) -> None:
 
 def _compared(target: Target, staged: Path, batches: Batches, expected: Any, *, half: bool) -> float:
     try:
-        got = target.run(staged, batches)
+        with silent():
+            got = target.run(staged, batches)
     except Exception as error:
         raise ExportError(
             explain(
@@ -217,14 +247,15 @@ def _published(folder: Path, path: Path) -> int:
 
 
 def _checked_path(to: str, out: str | Path | None) -> Path:
-    if to not in TARGETS:
+    if not isinstance(to, str) or to not in TARGETS:
         expected = " | ".join(TARGETS)
         raise InputError(explain("to is not known", expected=expected, got=f"{to!r}{suggest(str(to), list(TARGETS))}"))
     suffix = TARGETS[to].suffix
-    if out is None or Path(out).suffix != suffix or Path(out).is_dir():
-        expected = f"a file whose name ends in {suffix}"
-        raise InputError(explain("out is not a file of this format", expected=expected, got=repr(str(out or ""))))
+    if not isinstance(out, str | Path) or Path(out).suffix != suffix or "\0" in str(out):
+        expected, got = f"a file whose name ends in {suffix}", "None" if out is None else repr(out)
+        raise InputError(explain("out is not a file of this format", expected=expected, got=got))
     path = Path(out)
+    _check_names(path, [path, path.with_suffix(".bin")] if to == "openvino" else [path])
     if not path.parent.is_dir():
         raise InputError(
             explain(
@@ -235,6 +266,16 @@ def _checked_path(to: str, out: str | Path | None) -> Path:
             )
         )
     return path
+
+
+def _check_names(path: Path, files: list[Path]) -> None:
+    try:
+        folders = [file for file in files if file.is_dir()]
+    except OSError as error:  # such as a name that is too long
+        raise InputError(_refused(path, error)) from error
+    if folders:
+        expected, got = "a file, new or old", f"a folder: {folders[0]}"
+        raise InputError(explain("out is not a file", expected=expected, got=got, fix="give another name"))
 
 
 def _check_options(

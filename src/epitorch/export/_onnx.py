@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,11 +33,9 @@ def onnx_bytes(job: Job) -> bytes:
 
     for module in ("onnx", "onnxscript"):
         require(module, "onnx")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, on its own deprecated calls
-        program: Any = torch.onnx.export(
-            job.program(), dynamo=True, opset_version=job.opset or OPSET, optimize=False, verbose=False
-        )
+    program: Any = torch.onnx.export(
+        job.program(), dynamo=True, opset_version=job.opset or OPSET, optimize=False, verbose=False
+    )
     model = program.model
     shrink(model)
     model.producer_name, model.producer_version = "epitorch", __version__
