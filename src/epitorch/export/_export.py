@@ -114,7 +114,8 @@ def export(
         out: The file, with the suffix of its format; its folder must exist, an older file is replaced.
         strategy: "reuse" or "dense" as for `deploy`; its "auto" is not here. "size" is "reuse" with every epitome
             stored once and nothing that is made from it: where "reuse" folds a layer, the graph makes the
-            weight from the epitome. ONNX Runtime and OpenVINO do that once when they load the file; pt2 and ExecuTorch in every pass.
+            weight from the epitome. ONNX Runtime and OpenVINO do that once when they load the file;
+            pt2 and ExecuTorch in every pass.
         dynamic: "batch": the first axis of every argument varies; "all": axes from the third on as well; "none".
             Default "batch", for ExecuTorch "none" (it plans its memory for one shape).
         check_inputs: Real inputs to compare on: one input, or a list of them. Default the example. Where the batch
