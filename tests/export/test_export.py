@@ -353,15 +353,26 @@ def test_a_file_that_the_runtime_refuses(tmp_path: Path) -> None:
         ({"compiled": True}, "to=pt2"),
         ({"example_input": (torch.zeros(1, 4), 3)}, "Tensor, int"),
         ({"check_inputs": []}, "check_inputs is empty"),
+        ({"check_inputs": [torch.zeros(0, 4)]}, "check_inputs holds nothing"),
+        ({"example_input": torch.zeros(0, 4)}, "example_input holds nothing"),
+        ({"to": ["onnx"]}, "to is not known"),
+        ({"out": 5}, "a file whose name ends in .onnx"),
+        ({"out": b"net.onnx"}, "a file whose name ends in .onnx"),
+        ({"out": "a\0.onnx"}, "a file whose name ends in .onnx"),
+        ({"out": "n" * 300 + ".onnx"}, "File name too long"),
+        ({"dynamic": False}, "dynamic is not known"),
+        ({"net_or_model": 3}, "this is no model"),
         ({"check_inputs": torch.zeros(2, 5)}, "does not run on inputs of shapes [(2, 5)]"),
         ({"example_input": torch.zeros(2, 5)}, "does not run on inputs of shapes [(2, 5)]"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {"example_input": torch.randn(1, 4), "to": "onnx", "out": "net.onnx"} | options
-    given["out"] = given["out"] and tmp_path / given["out"]
+    given = {"net_or_model": nn.Linear(4, 2)} | given
+    if isinstance(given["out"], str):
+        given["out"] = tmp_path / given["out"]
     with pytest.raises(InputError, match=re.escape(words)):
-        epitorch.export(nn.Linear(4, 2), **given)
+        epitorch.export(**given)
     assert not list(tmp_path.iterdir())
 
 

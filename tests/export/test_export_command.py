@@ -69,3 +69,12 @@ def test_wrong_input_is_exit_code_2(
     assert out == ""
     assert words in err.splitlines()[0]
     assert not list(tmp_path.glob("n.*"))
+
+
+def test_an_input_that_the_model_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint(tmp_path / "run", trained=False)
+    assert run(f"export {tmp_path / 'run'} --to onnx --out {tmp_path}/n.onnx --input 1,4,8,8") == 2
+    err = capsys.readouterr().err
+    assert "the model does not run on inputs of shapes [(1, 4, 8, 8)]" in err
+    assert "dynamic=" not in err
+    assert "got 4 channels instead" in err

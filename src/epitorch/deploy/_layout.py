@@ -11,13 +11,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, fx, nn
 
-from epitorch.cost._trace import as_arguments, quiet
+from epitorch.cost._trace import as_arguments, quiet, tensors
 from epitorch.deploy._layout_emit import HOME, Emitter, Parts, emit_layer
 from epitorch.deploy._layout_graph import Space, Traced, affine_of, shape_of, trace_layout
 from epitorch.deploy._layout_order import Order, choose_order
 from epitorch.deploy._parity import check_parity
 from epitorch.deploy.reuse import ReuseLayer
-from epitorch.errors import InputError, explain
+from epitorch.errors import InputError, check_is_model, explain
 
 Rotate = Literal["convolution", "slices"]
 _OUT_OF_PLACE: dict[Any, Any] = {operator.iadd: operator.add, operator.imul: operator.mul, "relu_": "relu"}
@@ -88,12 +88,12 @@ def lay_out(
             on the runtime and the layer. Fractions are convolutions in any case.
 
     Returns:
-        A graph of plain torch modules, in eval mode; a copy of the network where `torch.fx` cannot trace it. Its
-        attribute `layout` is the report (`NetworkLayout`), `deployment` that of `deploy`.
+        A graph of plain torch modules, in eval mode; a copy of the network where `torch.fx` cannot trace it, or where
+        the graph's output on the example is not the network's. Its attribute `layout` is the report
+        (`NetworkLayout`), `deployment` that of `deploy`.
 
     Raises:
-        InputError: If the example holds no tensor, or `rotate` is not known.
-        ParityError: If the outputs on the example differ.
+        InputError: If `net` is no model or in train mode, the example holds no tensor, or `rotate` is not known.
 
     Example:
         >>> import torch, epitorch
@@ -105,19 +105,51 @@ def lay_out(
     """
     if rotate not in get_args(Rotate):
         raise InputError(explain("rotate is not known", expected=" | ".join(get_args(Rotate)), got=repr(rotate)))
-    arguments = as_arguments(example_input)
+    _check(net, example_input)
     names = [name for name, module in net.named_modules() if isinstance(module, ReuseLayer)]
     with quiet(net), torch.no_grad():
-        expected = net(*arguments)
-        traced = _traced(net, arguments)
-        if isinstance(traced, str):
-            return _with_report(copy.deepcopy(net), net, NetworkLayout((), tuple(names), 0.0, traced))
-        writer = _Writer(traced, _orders(traced, permute, split), slices=rotate == "slices")
-        laid_out = writer.write()
-        difference = check_parity(expected, laid_out(*arguments))
-    kept = set(names) - {row.name for row in writer.rows}
-    report = NetworkLayout(tuple(writer.rows), tuple(name for name in names if name in kept), difference)
+        expected = net(*as_arguments(example_input))
+        traced = _traced(net, as_arguments(example_input))
+        made = traced if isinstance(traced, str) else _rewritten(traced, permute, split, rotate)
+        difference = made if isinstance(made, str) else _difference(expected, made[0], example_input)
+    if isinstance(made, str) or isinstance(difference, str):
+        return _with_report(copy.deepcopy(net), net, NetworkLayout((), tuple(names), 0.0, str(difference)))
+    laid_out, rows = made
+    kept = set(names) - {row.name for row in rows}
+    report = NetworkLayout(tuple(rows), tuple(name for name in names if name in kept), difference)
     return _with_report(laid_out, net, report)
+
+
+def _check(net: Any, example_input: Any) -> None:
+    check_is_model(net)
+    training = [name for name, module in net.named_modules() if module.training]
+    if training:
+        got = f"train mode in {', '.join(repr(name or 'the network itself') for name in training[:3])}"
+        raise InputError(
+            explain("only a network for inference is laid out", expected="eval mode", got=got, fix="call net.eval()")
+        )
+    if next(tensors(example_input), None) is None:
+        got = type(example_input).__name__
+        raise InputError(explain("example_input holds no tensor", expected="a tensor, or a tuple with one", got=got))
+
+
+def _rewritten(
+    traced: Traced, permute: bool, split: bool, rotate: Rotate
+) -> tuple[nn.Module, list[LaidOutLayer]] | str:
+    """The new graph, or why there is none: a network that cannot be rewritten still runs as it is."""
+    try:
+        writer = _Writer(traced, _orders(traced, permute, split), slices=rotate == "slices")
+        return writer.write(), writer.rows
+    except Exception as error:
+        return f"it cannot be rewritten: {type(error).__name__}: {error}"
+
+
+def _difference(expected: Any, laid_out: nn.Module, example_input: Any) -> float | str:
+    """To the deployed network's output, or why the two are not the same."""
+    try:
+        return check_parity(expected, laid_out(*as_arguments(example_input)))
+    except Exception as error:
+        return f"the rewritten network is not the same: {type(error).__name__}: {error}"
 
 
 def _with_report(made: nn.Module, net: nn.Module, report: NetworkLayout) -> nn.Module:
@@ -175,17 +207,27 @@ class _Writer:
 
     def _copy(self, node: fx.Node, part: int) -> fx.Node:
         """The same operator on one part. Parts may be one tensor, so that nothing may happen in place."""
-        if node.op in ("call_module", "get_attr") and node.target not in self._copied:
-            self._copied.add(str(node.target))
-            value = copy.deepcopy(_attribute(self._traced.module, str(node.target)))
-            if self._traced.kinds[node] == "channelwise" and hasattr(value, "inplace"):
-                value.inplace = False
-            _add(self._root, str(node.target), value)
         made = self._graph.node_copy(node, lambda source: self._parts[source][part])
+        if node.op in ("call_module", "get_attr"):
+            made.target = self._copy_module(node)
         if self._traced.kinds[node] == "channelwise":
             made.target = _OUT_OF_PLACE.get(node.target, node.target)
             made.kwargs = {**made.kwargs, "inplace": False} if "inplace" in made.kwargs else made.kwargs
         return made
+
+    def _copy_module(self, node: fx.Node) -> str:
+        """Copy what a node calls; a module that is called in place and out of place becomes two."""
+        target = str(node.target)
+        value = _attribute(self._traced.module, target)
+        stays = self._traced.kinds[node] != "channelwise" and getattr(value, "inplace", False) is True
+        name = f"{target}_in_place" if stays else target
+        if name not in self._copied:
+            self._copied.add(name)
+            value = copy.deepcopy(value)
+            if self._traced.kinds[node] == "channelwise" and hasattr(value, "inplace"):
+                value.inplace = False
+            _add(self._root, name, value)
+        return name
 
     def _norm(self, node: fx.Node) -> Parts:
         norm, order = self._traced.layer(node), self._order(node)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
+from epitorch.cost._trace import as_arguments, tensors
 from epitorch.deploy.reuse import ReuseConv, ReuseLayer
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -35,6 +36,7 @@ _CHANNELWISE_FUNCTIONS: tuple[Any, ...] = (
 _POOLS_2D: tuple[Any, ...] = (F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d)
 _ARITHMETIC: tuple[Any, ...] = (operator.add, operator.iadd, operator.mul, operator.imul, torch.add, torch.mul)
 _TO_VECTORS: tuple[Any, ...] = (torch.flatten, "flatten", torch.mean, "mean")
+_MEANS: tuple[Any, ...] = (torch.mean, "mean")
 _IN_PLACE: tuple[Any, ...] = (operator.iadd, operator.imul, "relu_")
 
 
@@ -76,9 +78,60 @@ class Traced:
         return self.module.get_submodule(str(node.target))
 
 
+def _in_place_operator(operate: Any) -> Any:
+    def call(self: fx.Proxy, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operate, (self, other), {})
+
+    return call
+
+
+class _Proxy(fx.Proxy):
+    """Keeps `x += y` as it is; torch's own makes `x = x + y` of it, which others that hold x do not see."""
+
+
+for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "iand", "ior", "ixor", "ipow"):
+    setattr(_Proxy, f"__{_name}__", _in_place_operator(getattr(operator, _name)))
+
+
 class _Tracer(fx.Tracer):
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, ReuseLayer) or super().is_leaf_module(m, module_qualified_name)
+
+
+class _Run(ShapeProp):
+    """Runs the graph and notes whose memory each node's output is in, and which nodes write into their input."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.memory: dict[fx.Node, set[int]] = {}
+        self.writes: set[fx.Node] = set()
+        self._alive: list[Any] = []  # memory that is given back would be taken for another node's
+
+    def run_node(self, n: fx.Node) -> Any:
+        sources = [tensor for source in n.all_input_nodes for tensor in tensors(self.env[source])]
+        versions = [tensor._version for tensor in sources]
+        result = super().run_node(n)
+        if versions != [tensor._version for tensor in sources]:
+            self.writes.add(n)
+        self._alive.append(result)
+        self.memory[n] = {tensor.untyped_storage().data_ptr() for tensor in tensors(result)}
+        return result
+
+    def kept_in_place(self) -> set[fx.Node]:
+        """Nodes that must write into their input, since something else sees it: another reader, or the caller."""
+        return {node for node in self.writes if not self._is_private(node)}
+
+    def _is_private(self, node: fx.Node) -> bool:
+        """Whether nothing reads later what shares the memory before the node, and none of it is the caller's."""
+        if not _in_place(node, self.module):
+            return False
+        memory = set().union(*(self.memory[source] for source in node.all_input_nodes[:1]))
+        before = [n for n in self.memory if n < node and self.memory[n] & memory]
+        late = any(node < user for n in before for user in n.users)
+        return not late and all(n.op not in ("placeholder", "get_attr") for n in before)
 
 
 def trace_layout(net: nn.Module, arguments: tuple[Any, ...]) -> Traced:
@@ -94,9 +147,11 @@ def trace_layout(net: nn.Module, arguments: tuple[Any, ...]) -> Traced:
     tracer = _Tracer()
     module = fx.GraphModule(net, tracer.trace(net)).eval()
     with torch.no_grad():
-        ShapeProp(module).propagate(*arguments)
+        run = _Run(module)
+        run.propagate(*as_arguments(arguments))
     calls = Counter(node.target for node in module.graph.nodes if node.op == "call_module")
-    kinds = {node: _kind(node, module, calls) for node in module.graph.nodes}
+    stays = run.kept_in_place()
+    kinds = {node: "other" if node in stays else _kind(node, module, calls) for node in module.graph.nodes}
     folded = {n: n.all_input_nodes[0] for n, kind in kinds.items() if kind == "norm" and _folds(n, kinds)}
     return Traced(module, _spaces(module.graph.nodes, kinds), kinds, folded)
 
@@ -119,8 +174,6 @@ def _kind(node: fx.Node, module: fx.GraphModule, calls: Counter[Any]) -> str:
 
 
 def _function_is_channelwise(node: fx.Node, shapes: list[tuple[int, ...]]) -> bool:
-    if _in_place(node) and len(node.all_input_nodes[0].users) > 1:  # the others see the change too
-        return False
     if node.target in _TO_VECTORS:
         return len(shapes) == 2 and _keeps_channels(node)
     if node.target in _POOLS_2D:
@@ -130,15 +183,16 @@ def _function_is_channelwise(node: fx.Node, shapes: list[tuple[int, ...]]) -> bo
     return node.target in _ARITHMETIC and len({(len(shape), shape[1]) for shape in shapes}) == 1
 
 
-def _in_place(node: fx.Node) -> bool:
+def _in_place(node: fx.Node, module: Any) -> bool:
+    """Whether this is an operator that can be written out of place as well."""
+    if node.op == "call_module":
+        return bool(getattr(module.get_submodule(str(node.target)), "inplace", False))
     return node.target in _IN_PLACE or bool(node.kwargs.get("inplace"))
 
 
 def _kind_of_module(node: fx.Node, layer: nn.Module, calls: int) -> str:
     source = node.all_input_nodes[0]
     if len(node.args) != 1 or node.kwargs or _has_hooks(layer):
-        return "other"
-    if getattr(layer, "inplace", False) and len(source.users) > 1:
         return "other"
     if isinstance(layer, nn.Flatten):
         return "channelwise" if layer.start_dim == 1 and _keeps_channels(node) else "other"
@@ -178,7 +232,21 @@ def _keeps_channels(node: fx.Node) -> bool:
     before, after = shape_of(node.all_input_nodes[0]), shape_of(node)
     if before is None or after is None or after[:2] != before[:2] or len(after) not in (2, len(before)):
         return False
-    return all(n == 1 for n in (*after[2:], *([] if "mean" in str(node.target) else before[2:])))
+    if node.target in _MEANS:
+        return _axes(node, len(before)) == list(range(2, len(before)))
+    starts = node.op == "call_module" or _argument(node, 1, "start_dim") == 1  # a module's was looked at
+    return starts and all(n == 1 for n in (*after[2:], *before[2:]))
+
+
+def _axes(node: fx.Node, dims: int) -> list[int] | None:
+    """Axes that a mean is over, not sizes: channels may be as many as columns."""
+    given = _argument(node, 1, "dim")
+    axes = given if isinstance(given, tuple | list) else [given]
+    return sorted(axis % dims for axis in axes) if all(type(axis) is int for axis in axes) else None
+
+
+def _argument(node: fx.Node, position: int, name: str) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
 def _folds(norm: fx.Node, kinds: dict[fx.Node, str]) -> bool:

@@ -10,7 +10,13 @@ from torch import Tensor
 from epitorch.cost._trace import tensors
 from epitorch.errors import EpitorchError, explain
 
-_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+_TOLERANCE = {
+    torch.float64: 1e-10,
+    torch.complex128: 1e-10,
+    torch.float32: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+}
 AMPLIFIED = 100  # on the tolerance, where float64 shows that a difference in float32 is rounding, made larger
 _TOLERANCE_TF32 = 1e-2  # torch lets cuDNN convolve float32 in TF32, which has 10 bits
 
@@ -48,7 +54,9 @@ def check_parity(trained: Any, deployed: Any, slack: float = 1.0) -> float:
                 fix="give an example with at least one real sample",
             )
         )
-    differences = [(relative_difference(*pair), slack * _tolerance(pair[0])) for pair in pairs]
+    _check_whole_numbers(pairs)
+    rounded = [pair for pair in pairs if not is_exact(pair[0])]
+    differences = [(relative_difference(*pair), slack * _tolerance(pair[0])) for pair in rounded]
     for difference, tolerance in differences:
         if not difference <= tolerance:
             raise ParityError(
@@ -60,7 +68,32 @@ def check_parity(trained: Any, deployed: Any, slack: float = 1.0) -> float:
                     " depend on its input alone",
                 )
             )
-    return max(difference for difference, _ in differences)
+    return max((difference for difference, _ in differences), default=0.0)
+
+
+def _check_whole_numbers(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Whole numbers and truth values must be equal; that an argmax may turn over where two values tie is no excuse."""
+    for position, (expected, got) in enumerate(pairs):
+        if is_exact(expected) and not same_values(expected, got):
+            raise ParityError(
+                explain(
+                    f"output {position} of the deployed model ({expected.dtype}) is not what the trained one computes",
+                    expected="equal values, for whole numbers and truth values exactly",
+                    got=f"others, in an output of shape {tuple(expected.shape)}",
+                    fix="if it is an argmax or a comparison of values that tie, give an example on which they do not",
+                )
+            )
+
+
+def is_exact(tensor: Tensor) -> bool:
+    """Whether the tensor holds whole numbers or truth values, which are never rounded."""
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def same_values(expected: Tensor, got: Tensor) -> bool:
+    """Equality of whole numbers, in any width; not by way of floats, which have no room for large ones."""
+    a, b = expected.detach().cpu(), got.detach().cpu()
+    return is_exact(b) and torch.equal(a.to(torch.int64), b.to(torch.int64))
 
 
 def relative_difference(expected: Tensor, got: Tensor) -> float:

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from epitorch.errors import EpitorchError, ExportError, InputError, explain, require, suggest
+from epitorch.errors import EpitorchError, ExportError, InputError, check_is_model, explain, require, suggest
 from epitorch.export._executorch import require_executorch, run_executorch, write_executorch
-from epitorch.export._job import Job, first_lines
+from epitorch.export._job import Job, first_lines, silent
 from epitorch.export._onnx import check_opset, run_onnx, write_onnx
 from epitorch.export._openvino import run_openvino, write_openvino
 from epitorch.export._parity import compare
 from epitorch.export._prepare import (
     Dynamic,
     ExportStrategy,
-    checked_inputs,
     deployed,
     flat_output,
+    given_inputs,
+    other_batch,
+    other_size,
     tensor_arguments,
 )
 from epitorch.export._pt2 import require_compiler, run_compiled, run_pt2, write_compiled, write_pt2
@@ -109,13 +112,15 @@ def export(
         example_input: A tensor, or a tuple of the model's arguments, tensors all.
         to: "onnx", "openvino" (.xml and .bin), "pt2" (`torch.export`) or "executorch" (.pte, XNNPACK).
         out: The file, with the suffix of its format; its folder must exist, an older file is replaced.
-        strategy: "reuse" or "dense" as for `deploy`. "size" is "reuse" with every epitome stored once and nothing that
-            is made from it: where "reuse" folds a layer, the graph makes the weight from the epitome. ONNX Runtime and
-            OpenVINO do that once when they load the file; pt2 and ExecuTorch in every pass.
+        strategy: "reuse" or "dense" as for `deploy`; its "auto" is not here. "size" is "reuse" with every epitome
+            stored once and nothing that is made from it: where "reuse" folds a layer, the graph makes the
+            weight from the epitome. ONNX Runtime and OpenVINO do that once when they load the file;
+            pt2 and ExecuTorch in every pass.
         dynamic: "batch": the first axis of every argument varies; "all": axes from the third on as well; "none".
             Default "batch", for ExecuTorch "none" (it plans its memory for one shape).
         check_inputs: Real inputs to compare on: one input, or a list of them. Default the example. Where the batch
-            varies, each is compared in another batch size too.
+            varies, each is compared in another batch size too; where image sizes vary and none of these inputs has
+            another one than the example, the example is compared in another one, too.
         opset: Of ONNX, 18 to 23; default 20.
         compress_to_fp16: OpenVINO: store weights in 16 bits, which changes the numbers.
         compiled: pt2: compile an AOTInductor package for this machine (`torch._inductor.aoti_load_package` loads it)
@@ -137,27 +142,65 @@ def export(
         >>> export(layer, torch.randn(1, 8), "pt2", "/tmp/layer.pt2").checked
         ((1, 8), (3, 8))
     """
+    check_is_model(net_or_model)
     path = _checked_path(to, out)
     target = _COMPILED if compiled else TARGETS[to]
-    dynamic = dynamic or ("none" if to == "executorch" else "batch")
+    dynamic = ("none" if to == "executorch" else "batch") if dynamic is None else dynamic
     _check_options(to, strategy, dynamic, opset, compress_to_fp16, compiled)
     _require(to, target, compiled)
     arguments = tensor_arguments(example_input)
-    batches = checked_inputs(arguments, check_inputs, dynamic)
+    given = given_inputs(arguments, check_inputs)
     net = deployed(net_or_model, arguments, strategy)
+    batches, expected = _checks(net, arguments, given, dynamic)
     job = Job(net, arguments, strategy, dynamic, opset, compress_to_fp16)
-    expected = [flat_output(net, one) for one in batches]
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        staged = Path(folder) / path.name
+    with _staging(path) as folder:
+        staged = folder / path.name
         _written(job, target, staged)
         difference = _compared(target, staged, batches, expected, half=compress_to_fp16)
-        size = _published(Path(folder), path)
+        size = _published(folder, path)
     return ExportReport(str(path), to, strategy, dynamic, size, difference, tuple(tuple(b[0].shape) for b in batches))
+
+
+@contextmanager
+def _staging(path: Path) -> Iterator[Path]:
+    """A folder beside the file, gone afterwards; what the file system refuses is said with the path.
+
+    Raises:
+        InputError: If the folder of `path` cannot be written into.
+        ExportError: If the file cannot be.
+    """
+    try:
+        staging = tempfile.TemporaryDirectory(prefix=".epitorch.", dir=path.parent)
+    except OSError as error:
+        raise InputError(_refused(path, error)) from error
+    with staging as folder:
+        try:
+            yield Path(folder)
+        except OSError as error:
+            if isinstance(error, EpitorchError):
+                raise
+            raise ExportError(_refused(path, error)) from error
+
+
+def _refused(path: Path, error: Exception) -> str:
+    reason = getattr(error, "strerror", None) or str(error)
+    return explain("the file cannot be written", expected="a place that can be written to", got=f"{reason}: {path}")
+
+
+def _checks(
+    net: nn.Module, example: tuple[Tensor, ...], given: Batches, dynamic: Dynamic
+) -> tuple[Batches, list[list[Tensor]]]:
+    """Inputs on which the file must agree with torch, and what torch computes there."""
+    made = [] if dynamic == "none" else [other_batch(one) for one in given]
+    sizes = other_size(net, example, given) if dynamic == "all" else []
+    expected = [flat_output(net, one) for one in [*given, *sizes]]
+    return [*given, *sizes, *made], [*expected, *(flat_output(net, one, derived=True) for one in made)]
 
 
 def _written(job: Job, target: Target, staged: Path) -> None:
     try:
-        target.write(job, staged)
+        with silent():
+            target.write(job, staged)
     except (EpitorchError, OSError):
         raise
     except Exception as error:
@@ -172,7 +215,8 @@ def _written(job: Job, target: Target, staged: Path) -> None:
 
 def _compared(target: Target, staged: Path, batches: Batches, expected: Any, *, half: bool) -> float:
     try:
-        got = target.run(staged, batches)
+        with silent():
+            got = target.run(staged, batches)
     except Exception as error:
         raise ExportError(
             explain(
@@ -204,14 +248,15 @@ def _published(folder: Path, path: Path) -> int:
 
 
 def _checked_path(to: str, out: str | Path | None) -> Path:
-    if to not in TARGETS:
+    if not isinstance(to, str) or to not in TARGETS:
         expected = " | ".join(TARGETS)
         raise InputError(explain("to is not known", expected=expected, got=f"{to!r}{suggest(str(to), list(TARGETS))}"))
     suffix = TARGETS[to].suffix
-    if out is None or Path(out).suffix != suffix or Path(out).is_dir():
-        expected = f"a file whose name ends in {suffix}"
-        raise InputError(explain("out is not a file of this format", expected=expected, got=repr(str(out or ""))))
+    if not isinstance(out, str | Path) or Path(out).suffix != suffix or "\0" in str(out):
+        expected, got = f"a file whose name ends in {suffix}", "None" if out is None else repr(out)
+        raise InputError(explain("out is not a file of this format", expected=expected, got=got))
     path = Path(out)
+    _check_names(path, [path, path.with_suffix(".bin")] if to == "openvino" else [path])
     if not path.parent.is_dir():
         raise InputError(
             explain(
@@ -222,6 +267,16 @@ def _checked_path(to: str, out: str | Path | None) -> Path:
             )
         )
     return path
+
+
+def _check_names(path: Path, files: list[Path]) -> None:
+    try:
+        folders = [file for file in files if file.is_dir()]
+    except OSError as error:  # such as a name that is too long
+        raise InputError(_refused(path, error)) from error
+    if folders:
+        expected, got = "a file, new or old", f"a folder: {folders[0]}"
+        raise InputError(explain("out is not a file", expected=expected, got=got, fix="give another name"))
 
 
 def _check_options(

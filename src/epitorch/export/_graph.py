@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 
 from epitorch.errors import require
+from epitorch.export._names import drop_defaults, name_graph
 
 FOLDED = 32  # elements: larger constants are left to the runtime, which folds them in memory, not in the file
 
 
-def shrink(model: Any) -> None:
+def shrink(model: Any, arguments: list[str]) -> None:
     """Fold small constants, merge batch norms, store equal tensors once, and drop names, types and traces.
 
     Args:
         model: An `onnx_ir.Model`; it is changed in place.
+        arguments: Names for its inputs, if known.
     """
     ir_passes = require("onnx_ir.passes.common", "onnx")
     optimize = require("onnxscript.optimizer", "onnx").optimize
@@ -24,22 +26,19 @@ def shrink(model: Any) -> None:
     ir_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(model)
     ir_passes.RemoveUnusedNodesPass()(model)
     ir_passes.DeduplicateInitializersPass(size_limit=2**31)(model)
-    _strip(model)
+    _strip(model, arguments)
 
 
-def _strip(model: Any) -> None:
+def _strip(model: Any, arguments: list[str]) -> None:
     model.graph.doc_string = None
     model.graph.metadata_props.clear()
-    kept = {id(value) for value in [*model.graph.inputs, *model.graph.outputs]}
-    count = 0
+    name_graph(model.graph, arguments)
+    drop_defaults(model.graph, model.opset_imports[""])
     for node in model.graph:
         node.name, node.doc_string = None, None
         node.metadata_props.clear()
         for value in node.outputs:
             value.metadata_props.clear()
-            if id(value) not in kept:
-                value.name, value.type, value.shape = f"_{count}", None, None
-                count += 1
     for value in [*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()]:
         value.metadata_props.clear()
 

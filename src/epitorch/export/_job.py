@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import re
+import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +19,8 @@ from torch import nn
 from epitorch.cost._trace import quiet
 from epitorch.errors import ExportError, explain
 from epitorch.export._prepare import Arguments, Dynamic, ExportStrategy, dynamic_shapes, traced_arguments
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -68,9 +77,34 @@ class Job:
         }
 
 
-def first_lines(error: Exception) -> str:
-    """Kind and beginning of an error of torch's or a runtime's."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+@contextmanager
+def silent() -> Iterator[None]:
+    """Keep warnings, logs and graphs of torch's and the runtimes' exporters off stderr: errors say what went wrong."""
+    before = logging.root.manager.disable
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def first_lines(error: BaseException) -> str:
+    """Kind and beginning of an error of torch's or a runtime's, and of the error that it comes from."""
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    said = _first_lines(error)
+    return said if first is error else f"{said} (from {_first_lines(first)})"
+
+
+def _first_lines(error: BaseException) -> str:
+    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
     return f"{type(error).__name__}: " + " ".join(lines[:2])[:400]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,22 +34,29 @@ def onnx_bytes(job: Job) -> bytes:
 
     for module in ("onnx", "onnxscript"):
         require(module, "onnx")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, on its own deprecated calls
-        program: Any = torch.onnx.export(
-            job.program(), dynamo=True, opset_version=job.opset or OPSET, optimize=False, verbose=False
-        )
+    program: Any = torch.onnx.export(
+        job.program(), dynamo=True, opset_version=job.opset or OPSET, optimize=False, verbose=False
+    )
     model = program.model
-    shrink(model)
+    shrink(model, _argument_names(job))
     model.producer_name, model.producer_version = "epitorch", __version__
     model.metadata_props.clear()
     model.metadata_props.update(job.metadata())
-    content: bytes = require("onnx_ir", "onnx").to_proto(model).SerializeToString()
+    proto = require("onnx_ir", "onnx").to_proto(model)
+    del proto.graph.value_info[:]  # types and shapes of initializers stand in these already
+    content: bytes = proto.SerializeToString()
     if len(content) >= _LARGEST:
         raise ExportError(
             explain("the model is too large for one ONNX file", expected=f"< {_LARGEST} bytes", got=len(content))
         )
     return content
+
+
+def _argument_names(job: Job) -> list[str]:
+    """Names that the model's forward has for its arguments, as far as each has one of its own."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    known = inspect.signature(job.net.forward).parameters.values()
+    return [parameter.name for parameter in known if parameter.kind in kinds][: len(job.arguments)]
 
 
 def open_onnx(path: Path, threads: int = 1) -> Run:

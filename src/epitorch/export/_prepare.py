@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any, Literal
 
 import torch
@@ -11,7 +13,7 @@ from torch.nn.utils import parametrize
 from epitorch.cost._trace import as_arguments, epitome_layers, eval_copy, quiet, tensors
 from epitorch.deploy import deploy_as
 from epitorch.deploy.reuse import ReuseLayer
-from epitorch.errors import InputError, explain
+from epitorch.errors import EpitorchError, InputError, explain
 from epitorch.export._generate import GeneratedWeight
 
 ExportStrategy = Literal["dense", "reuse", "size"]
@@ -29,6 +31,15 @@ def tensor_arguments(example_input: Any, name: str = "example_input") -> Argumen
                 expected="a tensor with at least one axis, or a tuple of such tensors",
                 got=", ".join(type(value).__name__ for value in arguments) or "nothing",
                 fix="wrap the model in a module whose forward takes tensors only",
+            )
+        )
+    if any(value.numel() == 0 for value in arguments):
+        raise InputError(
+            explain(
+                f"{name} holds nothing",
+                expected="at least one sample, and no axis of size 0",
+                got=f"shapes {[tuple(value.shape) for value in arguments]}",
+                fix="give a batch of one real input or more",
             )
         )
     return tuple(value.cpu() for value in arguments)
@@ -90,22 +101,20 @@ def dynamic_shapes(arguments: Arguments, dynamic: Dynamic) -> tuple[dict[int, An
 # ---- inputs to check with ----
 
 
-def checked_inputs(example: Arguments, given: Any, dynamic: Dynamic) -> list[Arguments]:
-    """The inputs on which the file must agree with torch: the given ones, else the example and another batch size."""
-    if given is not None:
-        inputs = [tensor_arguments(one, "check_inputs") for one in (given if isinstance(given, list) else [given])]
-        if not inputs:
-            raise InputError(explain("check_inputs is empty", expected="at least one input", got="[]"))
-        return [one for each in inputs for one in _batches(each, dynamic)]
-    return _batches(example, dynamic)
+def given_inputs(example: Arguments, given: Any) -> list[Arguments]:
+    """The inputs to check with that the user gave, else the example."""
+    if given is None:
+        return [example]
+    inputs = [tensor_arguments(one, "check_inputs") for one in (given if isinstance(given, list) else [given])]
+    if not inputs:
+        raise InputError(explain("check_inputs is empty", expected="at least one input", got="[]"))
+    return inputs
 
 
-def _batches(arguments: Arguments, dynamic: Dynamic) -> list[Arguments]:
-    if dynamic == "none":
-        return [arguments]
-    size = arguments[0].shape[0]
-    other = 3 if size == 1 else 1
-    return [arguments, tuple(_resized(value, other) for value in arguments)]
+def other_batch(arguments: Arguments) -> Arguments:
+    """The same input in another batch size."""
+    other = 3 if arguments[0].shape[0] == 1 else 1
+    return tuple(_resized(value, other) for value in arguments)
 
 
 def _resized(value: Tensor, size: int) -> Tensor:
@@ -116,22 +125,105 @@ def _resized(value: Tensor, size: int) -> Tensor:
     return torch.stack(rows)
 
 
-def flat_output(net: nn.Module, arguments: Arguments) -> list[Tensor]:
-    """What torch computes.
+_SIZES: tuple[Callable[[int, int], int], ...] = (
+    *(lambda axis, n: n + axis, lambda axis, n: n + 8, lambda axis, n: n + 32),  # the first makes no squares
+    *(lambda axis, n: 2 * n, lambda axis, n: n + n // 2, lambda axis, n: n - 1, lambda axis, n: n // 2),
+)
+
+
+def other_size(net: nn.Module, example: Arguments, given: list[Arguments]) -> list[Arguments]:
+    """The example in another image size that torch runs; nothing where the given inputs have one.
 
     Raises:
-        InputError: If the model does not run on these arguments.
+        InputError: If torch refuses every size that is tried.
+    """
+    axes = [(k, axis) for k, value in enumerate(example) for axis in range(2, value.dim())]
+    if not axes or any(all(one[k].shape[a] != example[k].shape[a] for k, a in axes) for one in given):
+        return []
+    tried = []
+    for size in _SIZES:
+        other = tuple(_tiled(value, size) for value in example)
+        try:
+            flat_output(net, other)
+            return [other]
+        except InputError:
+            tried.append(tuple(other[0].shape))
+    raise InputError(
+        explain(
+            "the model runs in no other image size, so that dynamic='all' cannot be checked",
+            expected="a model whose input may have another size",
+            got=f"one that refuses {', '.join(map(str, tried))}",
+            fix="give an input of another size as check_inputs, or export with dynamic='batch'",
+        )
+    )
+
+
+def _tiled(value: Tensor, size: Callable[[int, int], int]) -> Tensor:
+    """What is there, cut off or repeated along the axes from the third on."""
+    for axis in range(2, value.dim()):
+        n = value.shape[axis]
+        value = value.index_select(axis, torch.arange(max(1, size(axis, n))) % n)
+    return value
+
+
+def flat_output(net: nn.Module, arguments: Arguments, *, derived: bool = False) -> list[Tensor]:
+    """What torch computes.
+
+    Args:
+        net: The model.
+        arguments: Its arguments.
+        derived: They are another batch size of the user's.
+
+    Raises:
+        InputError: If the model does not run on these arguments, or returns something else than tensors.
     """
     try:
         with quiet(net):
-            return list(tensors(net(*as_arguments(arguments))))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            output = net(*as_arguments(arguments))
+    except (EpitorchError, RuntimeError, ValueError, TypeError, IndexError) as error:
         shapes = [tuple(value.shape) for value in arguments]
+        wanted = "example_input and check_inputs that the model takes"
         raise InputError(
             explain(
                 f"the model does not run on inputs of shapes {shapes}",
-                expected="example_input and check_inputs that the model takes, in every batch size",
-                got=str(error).splitlines()[0] if str(error) else type(error).__name__,
-                fix="if the batch is fixed in the model, export with dynamic='none'",
+                expected=f"{wanted}, in every batch size" if derived else wanted,
+                got=_reason(error),
+                fix="if the batch is fixed in the model, export with dynamic='none'" if derived else None,
             )
         ) from error
+    _check_output(output)
+    return list(tensors(output))
+
+
+def _reason(error: Exception) -> str:
+    """All that our own errors say, the first line of others."""
+    if isinstance(error, EpitorchError):
+        return "\n            ".join(str(error).splitlines())
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _check_output(output: Any) -> None:
+    """A file has no place for numbers, strings or objects that a model returns beside its tensors."""
+    others = sorted({type(leaf).__name__ for leaf in _leaves(output) if leaf is not None})
+    if others or next(tensors(output), None) is None:
+        raise InputError(
+            explain(
+                "the model's output cannot be exported",
+                expected="outputs that are tensors, in tuples, lists or mappings",
+                got=", ".join(others) or "no tensor",
+                fix="wrap the model in a module whose forward returns tensors only",
+            )
+        )
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What is no tensor and no container."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = list(vars(value).values())
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _leaves(item)
+    elif not isinstance(value, Tensor):
+        yield value
