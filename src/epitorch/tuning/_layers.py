@@ -26,7 +26,9 @@ Seconds = dict[Strategy, float]
 
 
 def record_inputs(net: nn.Module, arguments: tuple[Any, ...]) -> dict[str, Tensor]:
-    """The first input of every epitome layer, by qualified name."""
+    """The first input of every epitome layer, by qualified name; a copy runs, whose forward may count its calls."""
+    with quiet(net):
+        net = copy.deepcopy(net)
     found: dict[str, Tensor] = {}
 
     def recorder(name: str) -> Callable[..., None]:
@@ -37,17 +39,11 @@ def record_inputs(net: nn.Module, arguments: tuple[Any, ...]) -> dict[str, Tenso
 
         return record
 
-    handles = [
-        layer.register_forward_pre_hook(recorder(name), with_kwargs=True)
-        for name, layer in net.named_modules()
-        if isinstance(layer, EpitomeLayer)
-    ]
-    try:
-        with quiet(net):
-            net(*copy.deepcopy(arguments))
-    finally:
-        for handle in handles:
-            handle.remove()
+    for name, layer in net.named_modules():
+        if isinstance(layer, EpitomeLayer):
+            layer.register_forward_pre_hook(recorder(name), with_kwargs=True)
+    with quiet(net):
+        net(*copy.deepcopy(arguments))
     return found
 
 

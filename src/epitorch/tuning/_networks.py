@@ -98,7 +98,7 @@ def _candidates(
 
 
 def _fused(model: nn.Module, arguments: tuple[Any, ...]) -> nn.Module | None:
-    fused: Any = fuse(deploy_as(model, arguments, "reuse"))
+    fused: Any = fuse(deploy_as(model, arguments, "reuse"), arguments)
     return fused if fused.fusion.fused else None
 
 
