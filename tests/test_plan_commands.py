@@ -161,3 +161,11 @@ def test_a_conversion_never_replaces_what_it_comes_from(tmp_path: Path, capsys: 
     assert run(f"convert {dense} --plan {plan} --out {tmp_path / 'new'}") == 2
     assert "has files already" in capsys.readouterr().err
     assert run(f"convert {dense} --plan {plan} --out {tmp_path / 'new'} --overwrite") == 0
+
+
+@pytest.mark.parametrize("seed", ["-1", "99999999999999999999999", "x"])
+def test_a_seed_that_torch_does_not_take_is_wrong_input(seed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(f"convert epitorch:digits_cnn --plan p.yaml --out o --seed={seed}")
+    assert caught.value.code == 2
+    assert "invalid seed value" in capsys.readouterr().err

@@ -34,5 +34,12 @@ def amount(text: str) -> int:
     return int(number * factor)
 
 
+def seed(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 2**63:  # what torch takes
+        raise ValueError(text)
+    return number
+
+
 amount.__name__ = "number"
 sizes.__name__ = "shape"  # argparse names it: "invalid shape value"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from epitorch import __version__, _help
-from epitorch._arguments import amount, folder, sizes
+from epitorch._arguments import amount, folder, seed, sizes
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,7 +32,7 @@ def _add_demo(commands: Any) -> None:
         commands.add_parser, _help.DEMO, name="demo", help="train on handwritten digits, no data needed"
     )
     parser.add_argument("--out", type=folder, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="default: 0")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(command="demo")
 
@@ -119,7 +119,7 @@ def _add_convert(commands: Any) -> None:
     parser.add_argument("model", metavar="MODEL", help="a model's name, or the checkpoint folder of a dense one")
     parser.add_argument("--plan", type=Path, required=True, metavar="FILE", help="what `epitorch plan` wrote")
     parser.add_argument("--out", type=folder, required=True, metavar="DIR", help="folder of the checkpoint")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the fresh weights; default: 0")
+    parser.add_argument("--seed", type=seed, default=0, metavar="N", help="of the fresh weights; default: 0")
     parser.add_argument(
         "--init",
         choices=("fresh", "least_squares"),
