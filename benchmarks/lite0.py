@@ -34,6 +34,7 @@ import epitorch
 from epitorch.functional import sample_weight
 from epitorch.spec import EpitomeSpec
 from epitorch.warmstart import activation_moments, fit_epitome, reestimate_batch_norm_
+from lite0_prune import prune
 
 RATIOS = (1.25, 1.5, 2.0, 3.0, 4.0)
 FORMS = ("separable", "grid", "fine")
@@ -159,7 +160,7 @@ def _cell(task: Task, method: str, ratio: float) -> dict[str, Any]:
     begun = time.process_time()
     model = copy.deepcopy(task.model)
     budget = int(_count(model) / ratio)
-    builders = {"prune": _prune, "planned": _plan_and_convert}
+    builders = {"prune": _pruned, "planned": _plan_and_convert}
     build: Callable[..., tuple[int, float | None]] = builders.get(method.split("-")[0], _compress)
     params, error = build(model, task, method, budget)
     took = time.process_time() - begun
@@ -313,64 +314,8 @@ def _loss_by_layer(task: Task, x: Tensor, skip: list[str]) -> epitorch.Sensitivi
     return epitorch.Sensitivity.load(task.sensitivity)
 
 
-# ---- pruned hidden channels ----
-
-
-@dataclass(frozen=True)
-class Hidden:
-    """The layers around one set of hidden channels."""
-
-    before: Any
-    norms: tuple[Any, ...]
-    depthwise: Any | None
-    after: Any
-
-    @property
-    def channels(self) -> int:
-        """How many there are."""
-        return self.before.weight.shape[0]
-
-    @property
-    def params_per_channel(self) -> int:
-        """What one of them costs in all layers."""
-        own = self.before.weight[0].numel() + self.after.weight.shape[0] + 2 * len(self.norms)
-        return own + (self.depthwise.weight[0].numel() if self.depthwise is not None else 0)
-
-
-def _prune(model: Any, task: Task, method: str, budget: int) -> tuple[int, None]:
-    """Silence the channels of least norm: what removing them does, since ReLU6(0) = 0 and nothing pads a value in.
-
-    l1: the expanding filter (Li et al., 2017). l2: the projecting column.
-    """
-    groups = [
-        Hidden(b._expand_conv, (b._bn0, b._bn1), b._depthwise_conv, b._project_conv)
-        for b in model._blocks
-        if hasattr(b, "_expand_conv")
-    ]
-    groups.append(Hidden(model._conv_head, (model._bn1,), None, model._fc))
-    rest = _count(model) - sum(g.channels * g.params_per_channel for g in groups)
-
-    def total(share: float) -> int:
-        return rest + sum(max(1, int(share * g.channels)) * g.params_per_channel for g in groups)
-
-    low, high = 0.0, 1.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (middle, high) if total(middle) <= budget else (low, middle)
-    for group in groups:
-        _silence(group, method, max(1, int(low * group.channels)))
-    return total(low), None
-
-
-def _silence(group: Hidden, method: str, keep: int) -> None:
-    if method == "prune-l1":
-        norm = group.before.weight.detach().flatten(1).abs().sum(1)
-    else:
-        norm = group.after.weight.detach().flatten(1).norm(dim=0)
-    gone = norm.argsort(descending=True, stable=True)[keep:]
-    for bn in group.norms:
-        bn.weight.data[gone] = 0
-        bn.bias.data[gone] = 0
+def _pruned(model: nn.Module, task: Task, method: str, budget: int) -> tuple[int, None]:
+    return prune(model, method, budget), None
 
 
 # ---- report ----

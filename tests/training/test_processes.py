@@ -77,7 +77,7 @@ def by_torchrun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def compare(out: Path, folder: Path, options: dict[str, Any]) -> None:
+def assert_equals_one_process(out: Path, folder: Path, options: dict[str, Any]) -> None:
     """The two processes' run in `out` against one process's."""
     first, second = kept(out, 0), kept(out, 1)
     torch.testing.assert_close(first["state"], second["state"], rtol=0, atol=0)  # routing maps too
@@ -94,7 +94,7 @@ def compare(out: Path, folder: Path, options: dict[str, Any]) -> None:
 
 
 def test_torchrun_gives_the_single_process_result(by_torchrun: Path, tmp_path: Path) -> None:
-    compare(by_torchrun, tmp_path, TORCHRUN_CASE)
+    assert_equals_one_process(by_torchrun, tmp_path, TORCHRUN_CASE)
 
 
 def test_half_of_each_batch_would_show(by_torchrun: Path, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_half_of_each_batch_would_show(by_torchrun: Path, tmp_path: Path) -> Non
 def test_lightning_s_own_launcher_gives_the_single_process_result(tmp_path: Path) -> None:
     done = start(tmp_path / "two", [], devices=2, **LIGHTNING_CASE)
     assert done.returncode == 0, done.stderr[-3000:]
-    compare(tmp_path / "two", tmp_path, LIGHTNING_CASE)
+    assert_equals_one_process(tmp_path / "two", tmp_path, LIGHTNING_CASE)
 
 
 def test_two_processes_go_on_where_they_were_ended(by_torchrun: Path, tmp_path: Path) -> None:

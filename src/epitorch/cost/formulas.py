@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from epitorch.cost.diagonals import DiagonalLayout, map_additions, map_rows, response_total
 from epitorch.spec import EpitomeSpec
@@ -28,16 +28,7 @@ Strategy = Literal[
     "wrapped_integral",
     "folded",
 ]
-STRATEGIES: tuple[Strategy, ...] = (
-    "product_map",
-    "wrapping",
-    "both",
-    "diagonals",
-    "integral",
-    "wrapped_diagonals",
-    "wrapped_integral",
-    "folded",
-)
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 """A closed list, in the order of preference where operations are equal; folding stands last.
 
 The two ending in "diagonals" and "integral" make product positions and sum them along diagonals, tap by tap or by
