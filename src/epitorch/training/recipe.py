@@ -32,6 +32,7 @@ from epitorch._rules import (
 )
 from epitorch._yaml import KeyPath, read_yaml
 from epitorch.errors import RecipeError, explain, suggest
+from epitorch.training.recipe_images import ImagesSection, check_images_section
 from epitorch.training.recipe_sound import SoundSection, check_sound
 from epitorch.training.recipe_training import MAX_SEED, TrainingSection, check_training
 
@@ -115,6 +116,7 @@ class Recipe:
     data: DataSection
     epitome: EpitomeSection | None = None
     sound: SoundSection | None = None
+    images: ImagesSection | None = None
     description: str = ""
     text: str = ""
     source: str = ""
@@ -136,6 +138,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "epitome": EpitomeSection,
     "data": DataSection,
     "sound": SoundSection,
+    "images": ImagesSection,
     "training": TrainingSection,
 }
 _NAME = re.compile(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*)*")
@@ -157,7 +160,7 @@ def parse_recipe(
     """Read a recipe from plain data.
 
     Args:
-        data: A mapping with the sections `model`, `training` and, if wanted, `data`, `sound` and `epitome`.
+        data: A mapping with the sections `model`, `training` and, if wanted, `data`, `sound`, `images` and `epitome`.
         source: Where it comes from, for messages.
         lines: Line of each key in that source.
         text: The text it was read from; default its JSON form.
@@ -185,11 +188,12 @@ def parse_recipe(
 
 
 def _left_out(key: str, value: Any) -> bool:
-    return key in ("epitome", "sound") and value is None
+    return key in ("epitome", "sound", "images") and value is None
 
 
 def _check_together(recipe: Recipe, place: Place) -> None:
     check_sound(recipe, place)
+    check_images_section(recipe, place)
     check_training(recipe.training, place.below("training"))
     epitome = recipe.epitome
     if epitome is None:
