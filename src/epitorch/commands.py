@@ -311,8 +311,9 @@ def _named_network(name: str, allow_factory: bool) -> tuple[nn.Module, tuple[int
     from epitorch.training.recipe import load_recipe
     from epitorch.training.starting import first_model
 
+    shape = (1, 3, 224, 224)
     with torch.random.fork_rng(devices=[]):
-        return first_model(load_recipe(name.removeprefix("recipe:"))).model, (1, 3, 224, 224)
+        return first_model(load_recipe(name.removeprefix("recipe:")), torch.zeros(shape)).model, shape
 
 
 def _refuse_used(name: str, out: Path, overwrite: bool) -> None:

@@ -99,4 +99,4 @@ def test_library_names() -> None:
     assert all(is_library_name(f"{name}:x") for name in ("epitorch", "timm", "torchvision"))
     assert not is_library_name("os:system")
     assert not is_library_name("timm.models:x")
-    assert set(resolve.OWN_MODELS) == {"mobilenetv2", "digits_cnn", "soundnet8"}
+    assert set(resolve.OWN_MODELS) == {"mobilenetv2", "digits_cnn", "resnet20", "soundnet8"}

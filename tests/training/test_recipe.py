@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epitorch.errors import RecipeError
+import epitorch
+from epitorch.cost import count
+from epitorch.errors import ConversionError, RecipeError
 from epitorch.models.mobilenetv2 import mobilenetv2
 from epitorch.models.resolve import build_model
 from epitorch.plans import planned_params
@@ -29,6 +32,7 @@ from epitorch.training.recipe import (
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 FILES = sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.rglob("*.yaml"))
+IMAGE = torch.zeros(1, 1, 8, 8)
 SHORT = [name for name in FILES if name.startswith("cifar10-short/")]
 
 
@@ -108,6 +112,15 @@ def test_numbers_with_an_exponent_are_numbers(text: str, tmp_path: Path) -> None
         ("epitome: {c: 0.2, match_params: 9}", ["exactly one of", "c and match_params"]),
         ("epitome: {index: fixed}", ["exactly one of", "none of them"]),
         ("epitome: {plan: a.yaml, c: 0.2}", ["exactly one of", "c and plan"]),
+        ("epitome: {budget: {ratio: 2}, c: 0.2}", ["exactly one of", "c and budget"]),
+        ("epitome: {budget: {}}", ["'epitome.budget'", "at least one key"]),
+        ("epitome: {budget: {form: grid}}", ["exactly one of params, madds, ratio", "none of them", "line 6"]),
+        ("epitome: {budget: {ratio: 2, madds: 9}}", ["exactly one of params, madds, ratio", "madds and ratio"]),
+        ("epitome: {budget: {ratio: 1}}", ["'epitome.budget.ratio'", "above 1"]),
+        ("epitome: {budget: {ratio: 2, skip: conv1}}", ["'epitome.budget.skip'", "list of name patterns", "'conv1'"]),
+        ("epitome: {budget: {ratio: 2, axes: {conv1: up}}}", ["'epitome.budget.axes'", "mapping from name pattern"]),
+        ("epitome: {budget: {ratio: 2, skips: []}}", ["unknown key", "did you mean 'skip'"]),
+        ("epitome: {budget: {ratio: 2}, last_conv: true}", ["'epitome.last_conv' has no effect", "'epitome.budget'"]),
         ("epitome: {plan: a.yaml, index: fixed}", ["'epitome.index' has no effect beside 'epitome.plan'"]),
         ("epitome: {c: 0.2, freeze_last_epochs: 3}", ["'epitome.freeze_last_epochs' is longer", "training.epochs = 2"]),
         ("epitome: {c: 0.2, snap: true}", ["'epitome.snap'", "freeze_last_epochs"]),
@@ -203,7 +216,7 @@ def test_matched_recipes_are_as_large_as_the_narrow_network() -> None:
         section = load_recipe(RECIPES / f"cifar10-short/epitome-matched-{index}.yaml").epitome
         assert section is not None
         assert section.match_params == total
-        matched = planned_params(dense, recipe_plan(dense, section))
+        matched = planned_params(dense, recipe_plan(dense, section, torch.zeros(1, 3, 32, 32)))
         assert 0 <= total - matched < 0.001 * total
 
 
@@ -214,7 +227,7 @@ def test_layers_become_a_plan() -> None:
     layers = {"conv2": {"epitome_shape": [16, 8, 3, 3], "channel_starts": "grid"}}
     recipe = parse_recipe(minimal(epitome={"layers": layers, "index": "fixed", "momentum": 0.5}), source="here")
     assert recipe.epitome is not None
-    plan = recipe_plan(build_model("epitorch:digits_cnn"), recipe.epitome)
+    plan = recipe_plan(build_model("epitorch:digits_cnn"), recipe.epitome, IMAGE)
     assert list(plan.layers) == ["conv2"]
     layer = plan.layers["conv2"]
     assert (layer.epitome_shape, layer.channel_starts, layer.index, layer.momentum) == (
@@ -223,6 +236,39 @@ def test_layers_become_a_plan() -> None:
         "fixed",
         0.5,
     )
+
+
+def test_a_budget_becomes_a_plan() -> None:
+    budget = {"ratio": 3, "form": "separable", "axes": {"conv3": "in", "*": "out"}, "skip": ["conv1", "classifier"]}
+    recipe = parse_recipe(minimal(epitome={"budget": budget, "index": "direct", "momentum": 0.5}), source="here")
+    assert recipe.epitome is not None
+    model = build_model("epitorch:digits_cnn")
+    plan = recipe_plan(model, recipe.epitome, IMAGE)
+    axes = {"conv3": "in", "*": "out"}
+    want = epitorch.plan(model, IMAGE, ratio=3, form="separable", axes=axes, skip=["conv1", "classifier"])  # type: ignore[arg-type]
+    assert list(plan.layers) == list(want.layers) == ["conv2", "conv3", "conv4"]
+    assert [layer.epitome_shape for layer in plan.layers.values()] == [
+        layer.epitome_shape for layer in want.layers.values()
+    ]
+    assert {(layer.index, layer.momentum) for layer in plan.layers.values()} == {("direct", 0.5)}
+    assert plan.params == want.params
+    dense = count(model, IMAGE).params
+    epitorch.convert_(model, plan)
+    assert dense / 3 * 0.97 < count(model, IMAGE).params <= dense / 3
+
+
+def test_a_budget_of_multiply_adds_counts_them_on_the_image() -> None:
+    recipe = parse_recipe(minimal(epitome={"budget": {"madds": 60_000}}), source="here")
+    assert recipe.epitome is not None
+    plan = recipe_plan(build_model("epitorch:digits_cnn"), recipe.epitome, IMAGE)
+    assert plan.madds is not None
+    assert 55_000 < plan.madds <= 60_000
+    larger = recipe_plan(build_model("epitorch:digits_cnn"), recipe.epitome, torch.zeros(1, 1, 16, 16))
+    assert larger.madds is not None
+    assert larger.madds <= 60_000
+    assert larger.params < plan.params / 2
+    with pytest.raises(ConversionError, match="60,000"):
+        recipe_plan(build_model("epitorch:digits_cnn"), recipe.epitome, torch.zeros(1, 1, 64, 64))
 
 
 @pytest.mark.parametrize(
@@ -239,5 +285,5 @@ def test_layers_become_a_plan() -> None:
 def test_layer_options_are_checked(options: Any, words: str) -> None:
     section = EpitomeSection(layers={"conv2": options})
     with pytest.raises(RecipeError, match=words) as caught:
-        recipe_plan(build_model("epitorch:digits_cnn"), section)
+        recipe_plan(build_model("epitorch:digits_cnn"), section, IMAGE)
     assert "epitome.layers.conv2" in str(caught.value)

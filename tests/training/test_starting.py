@@ -22,6 +22,8 @@ from epitorch.training.recipe import EpitomeSection, Recipe
 from epitorch.training.run import train
 from epitorch.training.starting import first_model
 
+IMAGE = torch.zeros(1, 1, 8, 8)
+
 
 def short(recipe: Any, out: Path, **options: Any) -> RunResult:
     return train(recipe, "digits", out, **{"max_steps": 2, "console": quiet(), **options})
@@ -50,26 +52,26 @@ def epitome_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_recipe_takes_a_plan_from_its_file(tmp_path: Path) -> None:
     recipe = tiny_recipe()
-    plan = epitorch.plan(first_model(recipe).model, torch.zeros(1, 1, 8, 8), ratio=2, index="fixed")
+    plan = epitorch.plan(first_model(recipe, IMAGE).model, IMAGE, ratio=2, index="fixed")
     file = plan.save(tmp_path / "plan.yaml")
-    built = first_model(replace(recipe, epitome=EpitomeSection(plan=str(file))))
+    built = first_model(replace(recipe, epitome=EpitomeSection(plan=str(file))), IMAGE)
     assert built.plan == plan
     assert {name for name, layer in built.model.named_modules() if isinstance(layer, EpitomeLayer)} == set(plan.layers)
     with pytest.raises(InputError, match="cannot be read"):
-        first_model(replace(recipe, epitome=EpitomeSection(plan=str(tmp_path / "other.yaml"))))
+        first_model(replace(recipe, epitome=EpitomeSection(plan=str(tmp_path / "other.yaml"))), IMAGE)
 
 
 def test_a_dense_checkpoint_is_taken_over(dense_run: Path) -> None:
-    built = first_model(with_model(tiny_recipe(), checkpoint=str(dense_run)))
+    built = first_model(with_model(tiny_recipe(), checkpoint=str(dense_run)), IMAGE)
     torch.testing.assert_close(built.model.state_dict(), load_checkpoint(dense_run).model.state_dict())
     assert built.fresh == ()
-    drawn = first_model(tiny_recipe()).model.state_dict()
+    drawn = first_model(tiny_recipe(), IMAGE).model.state_dict()
     assert not torch.equal(drawn["conv1.weight"], built.model.state_dict()["conv1.weight"])
 
 
 def test_an_epitome_checkpoint_brings_its_plan_and_takes_a_new_head(epitome_run: Path) -> None:
     recipe = with_model(tiny_recipe(), checkpoint=str(epitome_run), arguments={"widths": [8, 8, 16], "num_classes": 3})
-    built = first_model(recipe)
+    built = first_model(recipe, IMAGE)
     start = load_checkpoint(epitome_run)
     assert built.plan is not None
     assert start.config.plan is not None
@@ -82,11 +84,11 @@ def test_an_epitome_checkpoint_brings_its_plan_and_takes_a_new_head(epitome_run:
 
 
 def test_a_converted_head_of_other_size_is_dense_and_fresh(tmp_path: Path) -> None:
-    head = [name for name, m in first_model(tiny_recipe()).model.named_modules() if isinstance(m, nn.Linear)][-1]
+    head = [name for name, m in first_model(tiny_recipe(), IMAGE).model.named_modules() if isinstance(m, nn.Linear)][-1]
     layers = {head: {"epitome_shape": [5, 16]}, "conv3": {"epitome_shape": [8, 4, 3, 3]}}
     short(tiny_recipe("fixed", epitome={"layers": layers}), tmp_path)
     recipe = with_model(tiny_recipe(), checkpoint=str(tmp_path), arguments={"widths": [8, 8, 16], "num_classes": 3})
-    built = first_model(recipe)
+    built = first_model(recipe, IMAGE)
     assert built.plan is not None
     assert list(built.plan.layers) == ["conv3"]
     assert set(built.fresh) == {f"{head}.weight", f"{head}.bias"}
@@ -97,7 +99,7 @@ def test_epitomes_begin_near_the_dense_checkpoint(dense_run: Path) -> None:
 
     def error(**epitome: Any) -> float:
         recipe = with_model(tiny_recipe("fixed", epitome=epitome), checkpoint=str(dense_run))
-        layer: Any = first_model(recipe).model.get_submodule("conv3")
+        layer: Any = first_model(recipe, IMAGE).model.get_submodule("conv3")
         return float((layer.weight - dense).detach().norm() / dense.detach().norm())
 
     assert error(init="least_squares") < 0.9 < error()
@@ -113,12 +115,12 @@ def test_training_goes_on_from_a_checkpoint_and_says_so(epitome_run: Path, tmp_p
 
 def test_what_does_not_go_together_is_refused(epitome_run: Path, dense_run: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="an epitome network already"):
-        first_model(with_model(tiny_recipe("fixed"), checkpoint=str(epitome_run)))
+        first_model(with_model(tiny_recipe("fixed"), checkpoint=str(epitome_run)), IMAGE)
     with pytest.raises(InputError, match="another architecture") as caught:
-        first_model(with_model(tiny_recipe(), checkpoint=str(dense_run), arguments={"widths": [4, 4, 4]}))
+        first_model(with_model(tiny_recipe(), checkpoint=str(dense_run), arguments={"widths": [4, 4, 4]}), IMAGE)
     assert str(dense_run) in str(caught.value)
     with pytest.raises(CheckpointError):
-        first_model(with_model(tiny_recipe(), checkpoint=str(tmp_path / "none")))
+        first_model(with_model(tiny_recipe(), checkpoint=str(tmp_path / "none")), IMAGE)
 
 
 # ---- a teacher ----

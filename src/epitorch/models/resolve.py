@@ -14,6 +14,7 @@ from epitorch.errors import EpitorchError, InputError, explain, require, suggest
 OWN_MODELS = {
     "mobilenetv2": "epitorch.models.mobilenetv2:mobilenetv2",
     "digits_cnn": "epitorch.models.small:digits_cnn",
+    "resnet20": "epitorch.models.resnet:resnet20",
     "soundnet8": "epitorch.models.audio:soundnet8",
 }
 FORMS = "epitorch:NAME, timm:NAME, torchvision:NAME or package.module:factory"

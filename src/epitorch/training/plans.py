@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from epitorch._rules import Place
+from epitorch.cost import plan
 from epitorch.models.mobilenetv2 import fit_mobilenetv2_plan, mobilenetv2_plan
 from epitorch.plans import LayerPlan, Plan, read_layer_plan
 from epitorch.training.recipe import EpitomeSection
+from epitorch.training.recipe_budget import read_budget
 
 
-def recipe_plan(model: nn.Module, section: EpitomeSection, *, source: str = "recipe") -> Plan:
+def recipe_plan(model: nn.Module, section: EpitomeSection, example: Tensor, *, source: str = "recipe") -> Plan:
     """Return the plan that a recipe asks for.
 
     Args:
         model: The dense model, as the recipe names it.
         section: The recipe's section.
+        example: An input of the model, by which a budget counts multiply-adds.
         source: Name of the recipe, for messages.
 
     Raises:
         RecipeError: If a layer's plan has an unknown key or no epitome shape.
         ConversionError: If the model is not a MobileNetV2 and no layers are given, `match_params` cannot be met, or the
-            plan's file is missing or damaged.
+            plan's file is missing or damaged, or the budget cannot be met.
     """
     if section.plan is not None:
         return Plan.load(section.plan)
     if section.layers is not None:
         return _layer_plan(section, source)
+    if section.budget is not None:
+        return _budget_plan(model, section, example, source)
     if section.c is not None:
         return mobilenetv2_plan(
             model,
@@ -39,7 +45,7 @@ def recipe_plan(model: nn.Module, section: EpitomeSection, *, source: str = "rec
             group_length=section.group_length,
             momentum=section.momentum,
         )
-    plan, _ = fit_mobilenetv2_plan(
+    fitted, _ = fit_mobilenetv2_plan(
         model,
         section.match_params or 0,
         last_conv=section.last_conv,
@@ -48,7 +54,30 @@ def recipe_plan(model: nn.Module, section: EpitomeSection, *, source: str = "rec
         group_length=section.group_length,
         momentum=section.momentum,
     )
-    return plan
+    return fitted
+
+
+def _budget_plan(model: nn.Module, section: EpitomeSection, example: Tensor, source: str) -> Plan:
+    budget = read_budget(section.budget or {}, Place(source, {}, ("epitome", "budget")))
+    planned = plan(
+        model,
+        example,
+        params=budget.params,
+        madds=budget.madds,
+        ratio=budget.ratio,
+        policy=budget.policy,  # type: ignore[arg-type]
+        form=budget.form,  # type: ignore[arg-type]
+        axes=budget.axes,  # type: ignore[arg-type]
+        align=budget.align,
+        skip=budget.skip,
+        only=budget.only,
+        index=section.index,  # type: ignore[arg-type]
+    )
+    layers = {
+        name: replace(layer, momentum=section.momentum, group_length=section.group_length)
+        for name, layer in planned.layers.items()
+    }
+    return replace(planned, layers=layers)
 
 
 def _layer_plan(section: EpitomeSection, source: str) -> Plan:

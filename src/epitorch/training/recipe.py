@@ -32,6 +32,7 @@ from epitorch._rules import (
 )
 from epitorch._yaml import KeyPath, read_yaml
 from epitorch.errors import RecipeError, explain, suggest
+from epitorch.training.recipe_budget import check_budget
 from epitorch.training.recipe_images import ImagesSection, check_images_section
 from epitorch.training.recipe_sound import SoundSection, check_sound
 from epitorch.training.recipe_training import MAX_SEED, TrainingSection, check_training
@@ -66,11 +67,12 @@ class ModelSection:
 
 @dataclass(frozen=True)
 class EpitomeSection:
-    """How the network becomes an epitome network. Exactly one of `c`, `match_params`, `layers`, `plan` is given.
+    """How the network becomes an epitome network. Exactly one of the first five is given.
 
     Args:
         c: The paper's compression factor of MobileNetV2's expansions.
         match_params: Total parameters: the largest c that stays within them is taken.
+        budget: What `epitorch.plan` is given: `BudgetSection` has the keys. Any network.
         layers: Layer by layer: name of a module to the fields of its `LayerPlan` (`epitome_shape` and so on).
         plan: File that `Plan.save` or `epitorch plan` wrote; how each layer's starts are learned stands there.
         last_conv: Compress MobileNetV2's last convolution too.
@@ -85,6 +87,7 @@ class EpitomeSection:
 
     c: float | None = ruled(optional(number(0, 1, above=True)), None)
     match_params: int | None = ruled(optional(whole(1)), None)
+    budget: dict[str, Any] | None = ruled(optional(filled_mapping()), None)  # noqa: RUF009
     layers: dict[str, Any] | None = ruled(optional(filled_mapping()), None)  # noqa: RUF009
     plan: str | None = ruled(optional(text()), None)
     last_conv: bool = ruled(flag(), False)
@@ -141,6 +144,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "images": ImagesSection,
     "training": TrainingSection,
 }
+_AMOUNTS = ("c", "match_params", "budget", "layers", "plan")
 _NAME = re.compile(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*)*")
 # The name is part of the default output folder, so it must not lead out of it.
 _TEXTS = {
@@ -198,16 +202,17 @@ def _check_together(recipe: Recipe, place: Place) -> None:
     epitome = recipe.epitome
     if epitome is None:
         return
-    given = [key for key in ("c", "match_params", "layers", "plan") if getattr(epitome, key) is not None]
+    given = [key for key in _AMOUNTS if getattr(epitome, key) is not None]
     if len(given) != 1:
         raise RecipeError(
             explain(
                 "'epitome' must say in one way how much to compress",
-                expected="exactly one of c, match_params, layers, plan",
+                expected=f"exactly one of {', '.join(_AMOUNTS)}",
                 got=" and ".join(given) or "none of them",
                 where=str(place.below("epitome")),
             )
         )
+    check_budget(epitome.budget, place.below("epitome").below("budget"))
     _refuse_unused(epitome, place)
     if epitome.freeze_last_epochs > recipe.training.epochs:
         raise RecipeError(
@@ -230,18 +235,25 @@ def _check_together(recipe: Recipe, place: Place) -> None:
         )
 
 
+_INSTEAD = {
+    "budget": "'skip' or 'only' in the budget",
+    "layers": "the layer itself among 'layers'",
+    "plan": "the same in the plan's layers",
+}
+
+
 def _refuse_unused(epitome: EpitomeSection, place: Place) -> None:
-    """Beside `layers`, what shapes the plan of MobileNetV2 would be ignored; beside `plan`, what stands in the file."""
-    if epitome.layers is None and epitome.plan is None:
+    """Beside another plan, what shapes MobileNetV2's would be ignored; beside `plan`, what stands in the file too."""
+    other = next((key for key in ("budget", "layers", "plan") if getattr(epitome, key) is not None), None)
+    if other is None:
         return
-    other = "layers" if epitome.plan is None else "plan"
     shaping = ("last_conv", "classifier") + (("index", "group_length", "momentum") if other == "plan" else ())
     unused = [key for key in shaping if getattr(epitome, key) != EpitomeSection.__dataclass_fields__[key].default]
     if unused:
         raise RecipeError(
             explain(
                 f"'epitome.{unused[0]}' has no effect beside 'epitome.{other}'",
-                expected="the layer itself among 'layers'" if other == "layers" else "the same in the plan's layers",
+                expected=_INSTEAD[other],
                 got=repr(getattr(epitome, unused[0])),
                 where=str(place.below("epitome").below(unused[0])),
             )

@@ -63,7 +63,7 @@ def build(recipe: Recipe, model_input: ModelInput) -> BuiltModel:
         InputError: If there is no such model, it cannot be converted as asked, the checkpoint to start from does not
             fit, or the model does not give one number per class for an image of this shape.
     """
-    built = first_model(recipe)
+    built = first_model(recipe, example_image(model_input))
     _check_output(built.model, model_input, recipe)
     return built
 

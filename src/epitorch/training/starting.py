@@ -32,8 +32,12 @@ class BuiltModel:
     fresh: tuple[str, ...] = ()
 
 
-def first_model(recipe: Recipe) -> BuiltModel:
+def first_model(recipe: Recipe, example: Tensor) -> BuiltModel:
     """Build the recipe's model with its first weights.
+
+    Args:
+        recipe: The recipe.
+        example: An input of the model, by which a budget counts multiply-adds.
 
     Raises:
         InputError: If there is no such model, it cannot be converted as asked, or its checkpoint does not fit.
@@ -41,21 +45,21 @@ def first_model(recipe: Recipe) -> BuiltModel:
     """
     model = build_model(recipe.model.name, recipe.model.arguments)
     if recipe.model.checkpoint is None:
-        return BuiltModel(model, _convert(model, recipe))
+        return BuiltModel(model, _convert(model, recipe, example))
     start = load_checkpoint(recipe.model.checkpoint)
     if start.config.plan is None:
         fresh = _take_over(model, start.model.state_dict(), recipe)
-        return BuiltModel(model, _convert(model, recipe), fresh)
+        return BuiltModel(model, _convert(model, recipe, example), fresh)
     _refuse_second_conversion(recipe)
     plan = _fitting(start, model)
     convert_(model, plan)
     return BuiltModel(model, plan, _take_over(model, start.model.state_dict(), recipe))
 
 
-def _convert(model: nn.Module, recipe: Recipe) -> Plan | None:
+def _convert(model: nn.Module, recipe: Recipe, example: Tensor) -> Plan | None:
     if recipe.epitome is None:
         return None
-    plan = recipe_plan(model, recipe.epitome, source=recipe.source)
+    plan = recipe_plan(model, recipe.epitome, example, source=recipe.source)
     convert_(model, plan, init=recipe.epitome.init)  # type: ignore[arg-type]
     return plan
 
