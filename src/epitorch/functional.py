@@ -90,7 +90,8 @@ def _sample_axis(source: Tensor, shift: Shift, dim: int, block: int, length: int
     Every position reads its lower and its upper neighbour: few operations, whose number decides the time of small ones.
     """
     position = torch.arange(length, device=source.device)
-    owner = torch.div(position, block, rounding_mode="floor")
+    # Not a division of whole numbers: at the end of a vector, torch 2.14 compiles it to nonsense for a CPU.
+    owner = ((position + 0.5) / block).long()
     lower = (shift.base.index_select(0, owner) + position.remainder(block)).remainder(shift.size)
     upper = (lower + shift.group).remainder(shift.size)
     rest = source.shape[dim + 1 :]

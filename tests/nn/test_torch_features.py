@@ -137,6 +137,32 @@ def test_every_kind_compiles(layer: Any, shape: tuple[int, ...]) -> None:
     assert not torch.allclose(compiled(2 * x), compiled(x))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("form", ["separable", "grid"])
+def test_compiled_code_reads_the_right_blocks(form: Any) -> None:
+    """Machine code, not traced operators: whole-number arithmetic on vectors goes wrong there alone."""
+    torch.manual_seed(0)
+    shapes = [(64, 17, 33, 9), (32, 32, 17, 9)]  # blocks that do not divide a vector
+    layers = nn.ModuleList(
+        EpitomeConv2d(i, o, 1, epitome_shape=(e, f, 1, 1), channel_starts=form, index="direct") for o, i, e, f in shapes
+    )
+
+    def weights() -> list[Tensor]:
+        return [layer.weight * 1 for layer in layers]
+
+    def with_grads(made: list[Tensor]) -> list[Tensor]:
+        layers.zero_grad()
+        sum((weight * torch.linspace(-1, 2, weight.numel()).view_as(weight)).sum() for weight in made).backward()  # type: ignore[union-attr]
+        return [weight.detach() for weight in made] + [
+            p.grad.clone() for p in layers.parameters() if p.grad is not None
+        ]
+
+    want = with_grads(weights())
+    for got, value in zip(with_grads(torch.compile(weights, fullgraph=True)()), want, strict=True):
+        torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(got, value.roll(1, 0), rtol=1e-4, atol=1e-5)
+
+
 # ---- memory ----
 
 

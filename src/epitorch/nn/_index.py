@@ -356,7 +356,8 @@ def _attribute(axis: Axis) -> str:
 def check_finite(starts: Mapping[Axis, Tensor], where: str) -> None:
     """Raise StartsError naming the layer and axis if a start is NaN or infinite.
 
-    Says nothing of starts without readable values: on the meta device, fake, or inside `torch.func.vmap`.
+    Says nothing of starts without readable values: on the meta device, fake, inside `torch.func.vmap`, or
+    while compiled.
     """
     for axis, value in starts.items():
         total = value.detach().sum()  # finite only if its terms are: two operations instead of six
@@ -365,6 +366,8 @@ def check_finite(starts: Mapping[Axis, Tensor], where: str) -> None:
 
 
 def _is_readable(value: Tensor) -> bool:
+    if torch.compiler.is_compiling():
+        return False
     plain = type(value) is Tensor  # a fake tensor is not
     return plain and not value.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
