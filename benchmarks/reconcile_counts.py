@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import epitorch
 from epitorch.cost import count
-from epitorch.models.mobilenetv2 import mobilenetv2, mobilenetv2_plan, scaled
-from epitorch.plans import LayerPlan, Plan
+from epitorch.models.mobilenetv2 import mobilenetv2, mobilenetv2_plan
+from epitorch.plans import Plan
 
 
 @dataclass(frozen=True)
@@ -111,28 +111,8 @@ def efficientnet(variant: str, c: float | None) -> nn.Module:
     """torchvision's EfficientNet; with `c`, its blocks' 1x1 convolutions as the paper does MobileNetV2's."""
     model: Any = torchvision.models.get_model(f"efficientnet_{variant}", weights=None)
     if c is not None:
-        epitorch.convert_(model, efficientnet_plan(model, c))
+        epitorch.convert_(model, epitorch.efficientnet_plan(model, c, index="fixed"))
     return model
-
-
-def efficientnet_plan(model: nn.Module, c: float) -> Plan:
-    """Expansions along their filters, projections along their inputs.
-
-    Blocks without expansion, squeeze-excitation, the last convolution and the classifier stay.
-    """
-    layers = {}
-    for name, module in model.named_modules():
-        if type(module).__name__ != "MBConv":
-            continue
-        parts: Any = module
-        if len(parts.block) < 4:
-            continue
-        wide, narrow = parts.block[0][0], parts.block[-1][0]
-        layers[f"{name}.block.0.0"] = LayerPlan((scaled(c, wide.out_channels), wide.in_channels, 1, 1), index="fixed")
-        layers[f"{name}.block.3.0"] = LayerPlan(
-            (narrow.out_channels, scaled(c, narrow.in_channels), 1, 1), index="fixed"
-        )
-    return Plan(layers)
 
 
 # ---- other tools, and what conventions add ----

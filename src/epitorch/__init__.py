@@ -8,6 +8,7 @@ from epitorch.conversion import ConversionReport, convert_, to_dense_
 from epitorch.cost import Cost, Sensitivity, count, plan, sensitivity
 from epitorch.deploy import Deployment
 from epitorch.export import ExportReport, export
+from epitorch.models.efficientnet import efficientnet_plan
 from epitorch.models.mobilenetv2 import mobilenetv2_plan
 from epitorch.nn import EpitomeLayer, learner_starts
 from epitorch.optim import param_groups
@@ -30,6 +31,7 @@ __all__ = [
     "convert_",
     "count",
     "deploy",
+    "efficientnet_plan",
     "export",
     "learner_starts",
     "mobilenetv2_plan",

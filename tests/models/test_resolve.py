@@ -21,6 +21,7 @@ IMAGE = torch.zeros(2, 3, 32, 32)
     ("name", "arguments"),
     [
         ("epitorch:mobilenetv2", {"num_classes": 7, "cifar": True}),
+        ("epitorch:efficientnet", {"num_classes": 7, "grouped_squeeze": True}),
         ("epitorch:digits_cnn", {"num_classes": 7, "channels": 3}),
         ("timm:mobilenetv2_035", {"num_classes": 7}),
         ("torchvision:squeezenet1_1", {"num_classes": 7}),
@@ -99,4 +100,4 @@ def test_library_names() -> None:
     assert all(is_library_name(f"{name}:x") for name in ("epitorch", "timm", "torchvision"))
     assert not is_library_name("os:system")
     assert not is_library_name("timm.models:x")
-    assert set(resolve.OWN_MODELS) == {"mobilenetv2", "digits_cnn", "resnet20", "soundnet8"}
+    assert set(resolve.OWN_MODELS) == {"mobilenetv2", "efficientnet", "digits_cnn", "resnet20", "soundnet8"}

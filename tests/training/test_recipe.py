@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import epitorch
 from epitorch.cost import count
 from epitorch.errors import ConversionError, RecipeError
+from epitorch.models.efficientnet import efficientnet_plan
 from epitorch.models.mobilenetv2 import mobilenetv2
 from epitorch.models.resolve import build_model
 from epitorch.plans import planned_params
@@ -95,6 +96,8 @@ def test_numbers_with_an_exponent_are_numbers(text: str, tmp_path: Path) -> None
         ("  seed: 1.0", ["'training.seed'", "1.0"]),
         ("  seed: 9223372036854775808", ["'training.seed'", "at most 9223372036854775807"]),
         ("  nesterov: true\n  momentum: 0", ["'training.nesterov' is on without momentum", "line 6"]),
+        ("epitome: {layers: {a: 1}, policy: front_heavy}", ["'epitome.policy' has no effect", "line 6"]),
+        ("epitome: {c: 0.2, policy: sideways}", ["'epitome.policy'", "uniform | front_heavy"]),
         ("epitome: {layers: {a: 1}, last_conv: true}", ["'epitome.last_conv' has no effect", "line 6"]),
         ("epitome: {layers: {}}", ["'epitome.layers'", "at least one key", "{}"]),
         ("description: 2026-02-30", ["a value is not valid", "2026-02-30", "line 6"]),
@@ -221,6 +224,23 @@ def test_matched_recipes_are_as_large_as_the_narrow_network() -> None:
 
 
 # ---- plans ----
+
+
+def test_epitome_c_is_for_efficientnet_too_and_refuses_others_by_name() -> None:
+    section = EpitomeSection(c=0.5, policy="front_heavy", classifier=0.5, index="direct")
+    with torch.device("meta"):
+        model = build_model("timm:efficientnet_b0")
+        other = build_model("timm:resnet18")
+    plan = recipe_plan(model, section, torch.zeros(1, 3, 224, 224))
+    wanted = efficientnet_plan(model, 0.5, policy="front_heavy", classifier=0.5, index="direct")
+    assert (plan.layers, plan.left) == (wanted.layers, wanted.left)
+    assert plan.layers != efficientnet_plan(model, 0.5, classifier=0.5, index="direct").layers
+    fitted = planned_params(
+        model, recipe_plan(model, EpitomeSection(match_params=3_000_000), torch.zeros(1, 3, 224, 224))
+    )
+    assert 2_990_000 < fitted <= 3_000_000
+    with pytest.raises(ConversionError, match=r"(?s)got: +ResNet.*epitome\.budget"):
+        recipe_plan(other, section, torch.zeros(1, 3, 224, 224))
 
 
 def test_layers_become_a_plan() -> None:

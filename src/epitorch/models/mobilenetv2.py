@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
-from epitorch.errors import ConversionError, InputError, check_is_model, explain, require
-from epitorch.plans import LayerPlan, Plan, Reason, planned_params
+from epitorch.errors import InputError, explain, require
+from epitorch.models.inverted import (
+    Compression,
+    Index,
+    Policy,
+    fit_inverted_residual_plan,
+    inverted_residual_plan,
+    scaled,
+)
+from epitorch.plans import Plan
+
+__all__ = ["fit_mobilenetv2_plan", "mobilenetv2", "mobilenetv2_plan", "scaled"]
 
 _HIDDEN_STAGES = (
     (1, 16, 1, 1),
@@ -19,12 +29,6 @@ _HIDDEN_STAGES = (
     (6, 320, 1, 1),
 )
 _LAST_CHANNELS = 1280
-_BLOCK_NAMES = ("InvertedResidual", "DepthwiseSeparableConv")
-
-
-def scaled(c: float, channels: int, multiple: int = 1) -> int:
-    """`int(c * channels)`, rounded down to a multiple and never below it; safe against 0.29 * 100 = 28.999..."""
-    return max(multiple, int(c * channels + 1e-9) // multiple * multiple)
 
 
 def mobilenetv2(
@@ -96,7 +100,8 @@ def mobilenetv2_plan(
     *,
     last_conv: bool = False,
     classifier: float | None = None,
-    index: Literal["learner", "direct", "fixed"] = "learner",
+    policy: Policy = "uniform",
+    index: Index = "learner",
     group_length: int | None = None,
     momentum: float = 0.97,
 ) -> Plan:
@@ -109,6 +114,7 @@ def mobilenetv2_plan(
         c: Share of the hidden channels that the epitomes keep, `0 < c <= 1`.
         last_conv: Compress the last convolution along its filters by c too (the paper on CIFAR-10).
         classifier: Compress the classifier along its inputs by this share.
+        policy: `uniform`, or `front_heavy`: the paper's "-A", see `epitorch.models.inverted.Compression`.
         index: How starts come about.
         group_length: Super-index length; epitome sizes become multiples of it.
         momentum: mu of the routing map.
@@ -119,42 +125,7 @@ def mobilenetv2_plan(
     Raises:
         ConversionError: If the model has no inverted residuals, or c is out of range.
     """
-    check_is_model(model)
-    for name, share in (("c", c), ("classifier", classifier)):
-        if share is not None and not (isinstance(share, int | float) and 0 < share <= 1):
-            raise ConversionError(explain(f"{name} is out of range", expected="0 < share <= 1", got=repr(share)))
-    layers: dict[str, LayerPlan] = {}
-    left: dict[str, Reason] = {}
-
-    def compress(name: str, dense: Any, axis: int, share: float) -> None:
-        shape = list(dense.weight.shape)
-        shape[axis] = scaled(share, shape[axis], group_length or 1)
-        layers[name] = LayerPlan(tuple(shape), index=index, group_length=group_length, momentum=momentum)
-
-    inside: set[str] = set()
-    for convs in _blocks(model):
-        inside.update(convs)
-        names = list(convs)
-        expands = len(names) >= 3 and convs[names[0]].kernel_size == (1, 1)
-        for name in names:
-            left[name] = "middle" if expands else "no_expansion"
-            if convs[name].groups > 1:
-                left[name] = "depthwise"
-        if expands:
-            compress(names[0], convs[names[0]], 0, c)
-            compress(names[-1], convs[names[-1]], 1, c)
-    stem, *rest = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and n not in inside]
-    left[stem[0]] = "stem"
-    for name, conv in rest:
-        left[name] = "last_conv"
-        if last_conv:
-            compress(name, conv, 0, c)
-    for name, linear in model.named_modules():
-        if isinstance(linear, nn.Linear):
-            left[name] = "classifier"
-            if classifier is not None:
-                compress(name, linear, 1, classifier)
-    return Plan(layers, {name: reason for name, reason in left.items() if name not in layers})
+    return inverted_residual_plan(model, Compression(c, last_conv, classifier, policy, index, group_length, momentum))
 
 
 def fit_mobilenetv2_plan(
@@ -163,7 +134,8 @@ def fit_mobilenetv2_plan(
     *,
     last_conv: bool = False,
     classifier: float | None = None,
-    index: Literal["learner", "direct", "fixed"] = "learner",
+    policy: Policy = "uniform",
+    index: Index = "learner",
     group_length: int | None = None,
     momentum: float = 0.97,
 ) -> tuple[Plan, float]:
@@ -175,45 +147,5 @@ def fit_mobilenetv2_plan(
     Raises:
         ConversionError: If even the smallest epitomes are too large.
     """
-
-    def plan_for(c: float) -> Plan:
-        return mobilenetv2_plan(
-            model,
-            c,
-            last_conv=last_conv,
-            classifier=classifier,
-            index=index,
-            group_length=group_length,
-            momentum=momentum,
-        )
-
-    low, high = 1e-4, 1.0
-    least = planned_params(model, plan_for(low))
-    if least > params:
-        raise ConversionError(
-            explain("the budget cannot be met", expected=f"at least {least:,} parameters", got=f"{params:,}")
-        )
-    if planned_params(model, plan_for(high)) <= params:
-        return plan_for(high), high
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if planned_params(model, plan_for(middle)) <= params else (low, middle)
-    return plan_for(low), low
-
-
-def _blocks(model: nn.Module) -> list[dict[str, Any]]:
-    """The convolutions of each inverted residual, by qualified name and in order."""
-    blocks = []
-    for name, module in model.named_modules():
-        if any(kind.__name__ in _BLOCK_NAMES for kind in type(module).__mro__):
-            parts = module.named_modules(prefix=name)
-            blocks.append({part: conv for part, conv in parts if isinstance(conv, nn.Conv2d)})
-    if not blocks:
-        raise ConversionError(
-            explain(
-                "this plan is for MobileNetV2",
-                expected="a model with inverted residual blocks (timm or torchvision)",
-                got=type(model).__name__,
-            )
-        )
-    return blocks
+    options = Compression(1.0, last_conv, classifier, policy, index, group_length, momentum)
+    return fit_inverted_residual_plan(model, params, options)

@@ -12,6 +12,7 @@ from torch import nn
 from epitorch.errors import EpitorchError, InputError, explain, require, suggest
 
 OWN_MODELS = {
+    "efficientnet": "epitorch.models.efficientnet:efficientnet",
     "mobilenetv2": "epitorch.models.mobilenetv2:mobilenetv2",
     "digits_cnn": "epitorch.models.small:digits_cnn",
     "resnet20": "epitorch.models.resnet:resnet20",

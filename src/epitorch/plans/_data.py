@@ -23,6 +23,7 @@ Reason = Literal[
     "depthwise",
     "no_expansion",
     "middle",
+    "squeeze_excitation",
     "last_conv",
     "classifier",
     "already_epitome",
@@ -42,13 +43,14 @@ Reason = Literal[
 ]
 """Why a layer that has a weight was left dense. A closed list.
 
-not_in_plan: the plan does not name it · stem, no_expansion, middle, last_conv, classifier: roles that the plan for
-MobileNetV2 leaves · depthwise: one input channel per filter · already_epitome: converted before · other_kind: no
-convolution or linear layer · no_weight: its weight is no parameter · lazy: no shape yet · quantized, scripted: nothing
-can be changed · patched: its forward was replaced on the instance · name_clash: a subclass whose attributes an epitome
-layer needs · skipped: named by a pattern of `skip` · too_small: the smallest epitome costs as much as the weight ·
-budget: room for the whole weight · not_called: the model runs it neither by a call nor through its weight ·
-shared_weight: several modules hold the weight · whole_model: the model is this layer, so nothing can hold another.
+not_in_plan: the plan does not name it · stem, no_expansion, middle, squeeze_excitation, last_conv, classifier: roles
+that the plans for MobileNetV2 and EfficientNet leave · depthwise: one input channel per filter · already_epitome:
+converted before · other_kind: no convolution or linear layer · no_weight: its weight is no parameter · lazy: no shape
+yet · quantized, scripted: nothing can be changed · patched: its forward was replaced on the instance · name_clash: a
+subclass whose attributes an epitome layer needs · skipped: named by a pattern of `skip` · too_small: the smallest
+epitome costs as much as the weight · budget: room for the whole weight · not_called: the model runs it neither by a
+call nor through its weight · shared_weight: several modules hold the weight · whole_model: the model is this layer, so
+nothing can hold another.
 """
 REASONS: tuple[str, ...] = get_args(Reason)
 BudgetKind = Literal["params", "madds"]

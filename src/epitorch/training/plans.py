@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from epitorch._rules import Place
 from epitorch.cost import plan
-from epitorch.models.mobilenetv2 import fit_mobilenetv2_plan, mobilenetv2_plan
+from epitorch.models.inverted import Compression, fit_inverted_residual_plan, inverted_residual_plan
 from epitorch.plans import LayerPlan, Plan, read_layer_plan
 from epitorch.training.recipe import EpitomeSection
 from epitorch.training.recipe_budget import read_budget
@@ -26,8 +26,8 @@ def recipe_plan(model: nn.Module, section: EpitomeSection, example: Tensor, *, s
 
     Raises:
         RecipeError: If a layer's plan has an unknown key or no epitome shape.
-        ConversionError: If the model is not a MobileNetV2 and no layers are given, `match_params` cannot be met, or the
-            plan's file is missing or damaged, or the budget cannot be met.
+        ConversionError: If the model is no MobileNetV2 or EfficientNet and no layers are given, `match_params` cannot
+            be met, the plan's file is missing or damaged, or the budget cannot be met.
     """
     if section.plan is not None:
         return Plan.load(section.plan)
@@ -35,25 +35,18 @@ def recipe_plan(model: nn.Module, section: EpitomeSection, example: Tensor, *, s
         return _layer_plan(section, source)
     if section.budget is not None:
         return _budget_plan(model, section, example, source)
-    if section.c is not None:
-        return mobilenetv2_plan(
-            model,
-            section.c,
-            last_conv=section.last_conv,
-            classifier=section.classifier,
-            index=section.index,  # type: ignore[arg-type]
-            group_length=section.group_length,
-            momentum=section.momentum,
-        )
-    fitted, _ = fit_mobilenetv2_plan(
-        model,
-        section.match_params or 0,
-        last_conv=section.last_conv,
-        classifier=section.classifier,
-        index=section.index,  # type: ignore[arg-type]
-        group_length=section.group_length,
-        momentum=section.momentum,
+    options = Compression(
+        1.0 if section.c is None else section.c,
+        section.last_conv,
+        section.classifier,
+        section.policy,  # type: ignore[arg-type]
+        section.index,  # type: ignore[arg-type]
+        section.group_length,
+        section.momentum,
     )
+    if section.c is not None:
+        return inverted_residual_plan(model, options)
+    fitted, _ = fit_inverted_residual_plan(model, section.match_params or 0, options)
     return fitted
 
 

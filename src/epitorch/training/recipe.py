@@ -70,13 +70,14 @@ class EpitomeSection:
     """How the network becomes an epitome network. Exactly one of the first five is given.
 
     Args:
-        c: The paper's compression factor of MobileNetV2's expansions.
+        c: The paper's compression factor of the expansions of MobileNetV2 or EfficientNet.
         match_params: Total parameters: the largest c that stays within them is taken.
         budget: What `epitorch.plan` is given: `BudgetSection` has the keys. Any network.
         layers: Layer by layer: name of a module to the fields of its `LayerPlan` (`epitome_shape` and so on).
         plan: File that `Plan.save` or `epitorch plan` wrote; how each layer's starts are learned stands there.
-        last_conv: Compress MobileNetV2's last convolution too.
-        classifier: Compress MobileNetV2's classifier along its inputs, to this share.
+        last_conv: Compress the last convolution of such a network too.
+        classifier: Compress its classifier along its inputs, to this share.
+        policy: `front_heavy` keeps less of the first layers and more of the last (the paper's "-A").
         init: `least_squares` begins with the epitomes nearest to the dense weights (of `model.checkpoint`, say).
         index: How starts are learned.
         group_length: Length g of the super-index on channel axes.
@@ -92,6 +93,7 @@ class EpitomeSection:
     plan: str | None = ruled(optional(text()), None)
     last_conv: bool = ruled(flag(), False)
     classifier: float | None = ruled(optional(number(0, 1, above=True)), None)
+    policy: str = ruled(choice("uniform", "front_heavy"), "uniform")
     init: str = ruled(choice("fresh", "least_squares"), "fresh")
     index: str = ruled(choice("learner", "direct", "fixed"), "learner")
     group_length: int | None = ruled(optional(whole(1)), None)
@@ -243,11 +245,11 @@ _INSTEAD = {
 
 
 def _refuse_unused(epitome: EpitomeSection, place: Place) -> None:
-    """Beside another plan, what shapes MobileNetV2's would be ignored; beside `plan`, what stands in the file too."""
+    """Beside another plan, what shapes the paper's would be ignored; beside `plan`, what stands in the file too."""
     other = next((key for key in ("budget", "layers", "plan") if getattr(epitome, key) is not None), None)
     if other is None:
         return
-    shaping = ("last_conv", "classifier") + (("index", "group_length", "momentum") if other == "plan" else ())
+    shaping = ("last_conv", "classifier", "policy") + (("index", "group_length", "momentum") if other == "plan" else ())
     unused = [key for key in shaping if getattr(epitome, key) != EpitomeSection.__dataclass_fields__[key].default]
     if unused:
         raise RecipeError(
