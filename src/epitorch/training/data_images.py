@@ -100,12 +100,12 @@ def load_image_training(path: str | Path, section: ImagesSection, holdout: int) 
     tested = found.test is not None
     if found.test is not None:
         _check_classes(whole, found.read(found.test, View(section), whole))
-    notes: tuple[str, ...] = (
-        () if tested else (f"there is no split to test on in {found.root}: the held-out images stand in",)
-    )
     held = holdout if tested else min(holdout, max(1, len(whole) // 5))
+    notes = []
+    if not tested:
+        notes.append(f"there is no split to test on in {found.root}: the {held} held-out images stand in")
     if held != holdout:
-        notes += (f"{held} of {len(whole)} images are held out, not data.holdout = {holdout}",)
+        notes.append(f"data.holdout = {holdout} is too many of {len(whole)} images: {held} are held out")
     train, heldout = _split(whole, held, strict=tested)
     return ImageData(replace(train, view=View(section, augmented=True)), heldout, tested, tuple(notes))
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from epitorch.errors import require
+from epitorch.errors import DataError, explain, require
 from epitorch.training.data_views import View
 from epitorch.training.draws import seed_image
 
@@ -191,9 +191,25 @@ class Pass:
 
 
 def chain_spans(images: ShardImages, spans: Iterable[Span]) -> Iterator[Sample]:
-    """Yield the images of spans."""
+    """Yield the images of spans.
+
+    Raises:
+        DataError: If a shard cannot be read, or holds fewer images than it did.
+    """
     for span in spans:
-        yield from images.read(span, images.root)
+        read = 0
+        for sample in images.read(span, images.root):
+            read += 1
+            yield sample
+        if read < len(span):
+            raise DataError(
+                explain(
+                    "a shard has changed",
+                    expected=f"{span.stop} images, as when the run began",
+                    got=span.first + read,
+                    where=str(span.file),
+                )
+            )
 
 
 def spans_of(files: Sequence[Path], lengths: Sequence[Sequence[int]]) -> tuple[Span, ...]:

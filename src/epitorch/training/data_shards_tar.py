@@ -63,17 +63,13 @@ def read_tar(span: Span, root: Path) -> Iterator[Sample]:
     """
     with _opened(span.file) as tar:
         for row, (key, image, cls) in enumerate(_samples(span.file, tar)):
-            if row >= span.stop:
-                return
             if row >= span.first:
                 with _reported(span.file, key):
                     data, label = tar.extractfile(image).read(), tar.extractfile(cls).read()
-                yield Sample(
-                    data,
-                    _class(span.file, key, label),
-                    f"{span.file}, member {image.name}",
-                    span.number + row - span.first,
-                )
+                where, number = f"{span.file}, member {image.name}", span.number + row - span.first
+                yield Sample(data, _class(span.file, key, label), where, number)
+            if row + 1 == span.stop:
+                return
 
 
 def _labels(files: list[Path]) -> list[np.ndarray]:
@@ -135,11 +131,18 @@ def _members(file: Path, tar: Any) -> Iterator[dict[str, Any]]:
         with _reported(file, f"after {last}"):
             member = tar.next()
         if member is None:
+            _check_end(file, tar, last)
             return
         tar.members = []  # else it keeps the headers of the whole file
         last = member.name
         if member.isreg() and not _META.match(member.name) and "." in Path(member.name).name:
             yield {"fname": member.name, "data": member, "__url__": str(file)}
+
+
+def _check_end(file: Path, tar: Any, last: str) -> None:
+    """A file that was cut at a member's header looks whole to tarfile, but for the empty block that ends it."""
+    if file.stat().st_size < tar.offset + tarfile.BLOCKSIZE:
+        raise _unreadable(file, f"after {last}", "its end is missing")
 
 
 @contextmanager
@@ -156,15 +159,19 @@ def _reported(file: Path, place: str) -> Iterator[None]:
     try:
         yield
     except (OSError, tarfile.TarError) as error:
-        raise DataError(
-            explain(
-                "a shard cannot be read",
-                expected="a whole, uncompressed tar file",
-                got=str(error) or type(error).__name__,
-                where=f"{file}, member {place}",
-                fix="fetch the file again: it may be half-written",
-            )
-        ) from error
+        raise _unreadable(file, place, str(error) or type(error).__name__) from error
+
+
+def _unreadable(file: Path, place: str, got: str) -> DataError:
+    return DataError(
+        explain(
+            "a shard cannot be read",
+            expected="a whole, uncompressed tar file",
+            got=got,
+            where=f"{file}, member {place}",
+            fix="fetch the file again: it may be half-written",
+        )
+    )
 
 
 def _incomplete(file: Path, key: str, sample: dict[str, Any]) -> DataError:
