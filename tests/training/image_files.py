@@ -93,7 +93,7 @@ def write_set(root: Path, layout: str, train: int = 60, val: int = 12, classes: 
     return root
 
 
-def image_net(num_classes: int = 3) -> nn.Sequential:
+def image_net(num_classes: int = 3, rate: float = 0.1) -> nn.Sequential:
     """Return a small network whose normalisation looks at one image at a time."""
     parts: list[tuple[str, nn.Module]] = [
         ("conv1", nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False)),
@@ -102,17 +102,19 @@ def image_net(num_classes: int = 3) -> nn.Sequential:
         ("conv2", nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False)),
         ("pool", nn.AdaptiveAvgPool2d(1)),
         ("flat", nn.Flatten()),
-        ("drop", nn.Dropout(0.1)),
+        ("drop", nn.Dropout(rate)),
         ("classifier", nn.Linear(8, num_classes)),
     ]
     return nn.Sequential(OrderedDict(parts))
 
 
-def image_recipe(*, epochs: int = 2, holdout: int = 6, images: Any = None, classes: int = 3, **training: Any) -> Recipe:
+def image_recipe(
+    *, epochs: int = 2, holdout: int = 6, images: Any = None, model: Any = None, **training: Any
+) -> Recipe:
     """Return a recipe of that network on images of 16 x 16."""
     data = {
         "name": "tiny/images",
-        "model": {"name": "image_files:image_net", "arguments": {"num_classes": classes}},
+        "model": {"name": "image_files:image_net", "arguments": {"num_classes": 3, **(model or {})}},
         "data": {"holdout": holdout},
         "images": {"size": 16, "shuffle_buffer": 10, **(images or {})},
         "training": {"epochs": epochs, "batch_size": 8, "peak_lr": 0.05, **training},
