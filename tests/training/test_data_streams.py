@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from image_files import LAYOUTS, numbers, write_set
 
 from epitorch.errors import DataError
+from epitorch.training.data import ArrayLoader
 from epitorch.training.data_images import load_image_training
 from epitorch.training.data_kinds import first_images, make_loader
 from epitorch.training.data_shards import Pass, Sample, ShardImages, Span, Stretch, boundary, cut, shuffled, spans_of
@@ -294,3 +295,10 @@ def test_the_shuffle_buffer_mixes_shards(sets: dict[str, Path]) -> None:
     assert jumps[0] <= 2  # from shard to shard only
     assert jumps[1] > 30
     assert sorted(plain) == sorted(mixed) == list(range(54))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches_for_a_gpu_are_pinned(layout: str, sets: dict[str, Path]) -> None:
+    images = load_image_training(sets[layout], ImagesSection(size=16), 6).train
+    pinned = [make_loader(images, 4, torch.device(kind), workers=2) for kind in ("cpu", "cuda")]
+    assert [made.pinned for made in pinned if not isinstance(made, ArrayLoader)] == [False, True]

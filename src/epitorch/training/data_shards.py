@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from epitorch.errors import DataError, explain, require
 from epitorch.training.data_views import View
@@ -187,7 +188,8 @@ class Pass:
             if view.augmented:
                 seed_image(self.seed, self.epoch, sample.number)
             images.append(view(sample.data, sample.where))
-        return torch.stack(images), torch.tensor([sample.label for sample in samples])
+        # straight into shared memory: batches on the heap, between encoded images of the buffer, fragment it
+        return default_collate(images), torch.tensor([sample.label for sample in samples])
 
 
 def chain_spans(images: ShardImages, spans: Iterable[Span]) -> Iterator[Sample]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 from epitorch.errors import DataError, EpitorchError
 from epitorch.training.data_folder import FolderImages
@@ -139,7 +139,7 @@ class _FolderBatches(Dataset[Any]):
 
     def __getitem__(self, numbers: list[int]) -> tuple[Tensor, Tensor] | Failure:
         try:
-            return torch.stack([self._read(number) for number in numbers]), self.images.labels[numbers]
+            return default_collate([self._read(number) for number in numbers]), self.images.labels[numbers]
         except EpitorchError as error:
             return Failure(str(error))
 
