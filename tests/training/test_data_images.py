@@ -114,7 +114,10 @@ def test_a_single_file_of_any_name_with_one_image_a_class(tmp_path: Path) -> Non
     write(tmp_path / "sample.parquet", [colour(i) for i in range(20)], list(range(20)), column="image")
     data = training(tmp_path, 5000)
     assert (len(data.train), len(data.heldout), len(data.train.classes)) == (16, 4, 20)
-    assert "data.holdout = 5000 is too many of 20 images: 4 are held out" in data.notes[1]
+    assert data.notes[1:] == (
+        "data.holdout = 5000 is too many of 20 images: 4 are held out",
+        "4 of 20 classes have no training image",
+    )
 
 
 def test_class_names_of_parquet_files(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from epitorch.errors import DataError, explain, suggest
 from epitorch.training.data_arrays import holdout_error, split_holdout
 from epitorch.training.data_files import find_split, known_splits
-from epitorch.training.data_folder import FolderImages, load_folder
+from epitorch.training.data_folder import FolderImages, class_folders, load_folder
 from epitorch.training.data_shards import ShardImages
 from epitorch.training.data_shards_parquet import load_parquet_shards
 from epitorch.training.data_shards_tar import load_tar_shards
@@ -67,8 +67,8 @@ class _Found:
         """Name of the split to test on."""
         return next((name for name in _TESTS if name in self.splits), None)
 
-    def read(self, name: str, view: View, like: Any = None) -> Any:
-        """Read a split.
+    def read(self, name: str, view: View, classes: tuple[str, ...] | None = None) -> Any:
+        """Read a split that has the classes of the training images, where they are known.
 
         Raises:
             DataError: If there is none of that name.
@@ -83,7 +83,7 @@ class _Found:
                     where=str(self.root),
                 )
             )
-        return self.load(self.root, self.splits[name], view, like)
+        return self.load(self.root, self.splits[name], view, classes)
 
 
 def load_image_training(path: str | Path, section: ImagesSection, holdout: int) -> ImageData:
@@ -95,18 +95,23 @@ def load_image_training(path: str | Path, section: ImagesSection, holdout: int) 
     Raises:
         DataError: If something is missing, or the splits do not go together.
     """
-    found = find_layout(path)
+    found = _find_layout(path)
     whole = found.read(found.train, View(section))
     tested = found.test is not None
     if found.test is not None:
-        _check_classes(whole, found.read(found.test, View(section), whole))
+        _check_classes(whole.classes, found.read(found.test, View(section), whole.classes))
     held = holdout if tested else min(holdout, max(1, len(whole) // 5))
     notes = []
     if not tested:
         notes.append(f"there is no split to test on in {found.root}: the {held} held-out images stand in")
     if held != holdout:
         notes.append(f"data.holdout = {holdout} is too many of {len(whole)} images: {held} are held out")
-    train, heldout = _split(whole, held, strict=tested)
+    train, heldout = _split(whole, held)
+    bare = _classes_left_out(train)
+    if bare and tested:
+        raise _left_out_error(train, bare)
+    if bare:
+        notes.append(f"{len(bare)} of {len(train.classes)} classes have no training image")
     return ImageData(replace(train, view=View(section, augmented=True)), heldout, tested, tuple(notes))
 
 
@@ -123,19 +128,29 @@ def load_image_split(path: str | Path, split: str, section: ImagesSection, holdo
     Raises:
         DataError: If there is no such split, or its images are not what they should be.
     """
-    found = find_layout(path)
+    found = _find_layout(path)
     name = {_TRAIN: found.train, "test": found.test}.get(split, split)
     if split == "heldout" or name is None:
         data = load_image_training(path, section, holdout)
         return data.heldout if split == "heldout" else _standing_in(data.heldout)
-    whole = found.read(found.train, View(section)) if found.train in found.splits and name != found.train else None
-    images = found.read(name, View(section), whole)
-    if whole is not None:
-        _check_classes(whole, images)
+    known = None if name == found.train else _training_classes(found, section)
+    images = found.read(name, View(section), known)
+    if known is not None:
+        _check_classes(known, images)
     return images
 
 
-def find_layout(path: str | Path) -> _Found:
+def _training_classes(found: _Found, section: ImagesSection) -> tuple[str, ...] | None:
+    """Classes of the training images, None where there are none: a folder with the validation split alone."""
+    source = found.splits.get(found.train)
+    if source is None:
+        return None
+    if isinstance(source, Path):
+        return class_folders(source)  # listing all the images takes a while
+    return found.read(found.train, View(section)).classes
+
+
+def _find_layout(path: str | Path) -> _Found:
     """Tell the layouts apart by what is there.
 
     Raises:
@@ -171,7 +186,7 @@ def _find_folders(root: Path) -> _Found | None:
     return _Found(root, splits, _load_folder) if splits else None
 
 
-def _load_folder(root: Path, folder: Path, view: View, like: Any) -> FolderImages:
+def _load_folder(root: Path, folder: Path, view: View, classes: Any) -> FolderImages:
     return load_folder(folder, view)
 
 
@@ -197,43 +212,42 @@ def _find_tars(root: Path) -> _Found | None:
     return _Found(root, splits, load_tar_shards) if splits else None
 
 
-def _check_classes(train: LargeImages, test: LargeImages) -> None:
-    if train.classes == test.classes:
+def _check_classes(known: tuple[str, ...], test: LargeImages) -> None:
+    if known == test.classes:
         return
-    here, there = set(train.classes), set(test.classes)
-    lacking, more = sorted(here - there), sorted(there - here)
+    lacking, more = sorted(set(known) - set(test.classes)), sorted(set(test.classes) - set(known))
     parts = [f"{word} {', '.join(names[:4])}" for word, names in (("lacks", lacking), ("has also", more)) if names]
     raise DataError(
         explain(
             "training and test images have different classes",
-            expected=f"the {len(train.classes)} classes of {train.source}",
+            expected=f"the {len(known)} classes of the training images",
             got="; ".join(parts) or "the same classes in another order",
             where=test.source,
         )
     )
 
 
-def _split(whole: Any, holdout: int, *, strict: bool) -> tuple[Any, Any]:
+def _split(whole: Any, holdout: int) -> tuple[Any, Any]:
     if isinstance(whole, FolderImages):
         return split_holdout(whole, holdout, HOLDOUT_SEED)
     at = len(whole) - holdout
     if at < 1:
         raise holdout_error(whole, holdout, f"a whole number from 1 to {len(whole) - 1}")
     train = whole.between(0, at, f"{whole.source}, without the last {holdout:,} images")
-    if strict:
-        _check_all_classes(train)
     return train, whole.between(at, len(whole), f"{whole.source}, the last {holdout:,} images")
 
 
-def _check_all_classes(train: ShardImages) -> None:
-    missing = np.flatnonzero(np.bincount(train.labels, minlength=len(train.classes)) == 0)
-    if not len(missing):
-        return
-    raise DataError(
+def _classes_left_out(train: LargeImages) -> list[str]:
+    counts = np.bincount(np.asarray(train.labels), minlength=len(train.classes))
+    return [train.classes[i] for i in np.flatnonzero(counts == 0)]
+
+
+def _left_out_error(train: LargeImages, classes: list[str]) -> DataError:
+    return DataError(
         explain(
             "classes are left without a training image",
             expected="every class before the last images, which are held out",
-            got=f"{len(missing)} classes without one: {', '.join(train.classes[i] for i in missing[:4])}",
+            got=f"{len(classes)} classes without one: {', '.join(classes[:4])}",
             where=train.source,
             fix="shuffle the images before they are written to shards, or lower data.holdout",
         )

@@ -24,28 +24,30 @@ from epitorch.training.data_views import View
 _ROWS = 32  # read at once: a few megabytes of encoded images
 
 
-def load_parquet_shards(root: Path, files: list[Path], view: View, like: ShardImages | None = None) -> ShardImages:
+def load_parquet_shards(
+    root: Path, files: list[Path], view: View, classes: tuple[str, ...] | None = None
+) -> ShardImages:
     """Read the labels of a split, and nothing of its images.
 
     Args:
         root: The data set's folder.
         files: Of the split, in order.
         view: What becomes of each image.
-        like: The training images, whose classes these are where the files name none.
+        classes: Of the training images, which these have where the files name none.
 
     Raises:
         DataError: If a file cannot be read, or a label is missing or out of range; names file and row.
     """
     labels = [read_labels(file) for file in files]
     names = class_names(files)
-    count = len(names) if names else dense_count(labels) if like is None else len(like.classes)
+    count = len(names) if names else dense_count(labels) if classes is None else len(classes)
     for file, values in zip(files, labels, strict=True):
-        check_range(file, values, count, named=names is not None or like is not None)
+        check_range(file, values, count, named=names is not None or classes is not None)
     return ShardImages(
         root,
         spans_of(files, [_row_groups(file) for file in files]),
         np.concatenate(labels),
-        names or (tuple(map(str, range(count))) if like is None else like.classes),
+        names or (tuple(map(str, range(count))) if classes is None else classes),
         f"parquet {root}, {len(files)} files",
         view,
         read_parquet,

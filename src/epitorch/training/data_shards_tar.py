@@ -26,7 +26,7 @@ _CLASS = "cls"
 _META = re.compile(r"__[^/]*__($|/)")  # what WebDataset's own reader passes over
 
 
-def load_tar_shards(root: Path, files: list[Path], view: View, like: ShardImages | None = None) -> ShardImages:
+def load_tar_shards(root: Path, files: list[Path], view: View, classes: tuple[str, ...] | None = None) -> ShardImages:
     """Read the classes of a split, and nothing of its images.
 
     They are kept in the cache: the headers of a large set take minutes to walk through.
@@ -35,20 +35,20 @@ def load_tar_shards(root: Path, files: list[Path], view: View, like: ShardImages
         root: The data set's folder.
         files: Of the split, in order.
         view: What becomes of each image.
-        like: The training images, whose classes these are; without them they are the numbers that occur.
+        classes: Of the training images, which these have too; without them they are the numbers that occur.
 
     Raises:
         DataError: If a file cannot be read, or a member is missing or no class; names file and member.
     """
     labels = _labels(files)
-    count = dense_count(labels) if like is None else len(like.classes)
+    count = dense_count(labels) if classes is None else len(classes)
     for file, values in zip(files, labels, strict=True):
         _check_range(file, values, count)
     return ShardImages(
         root,
         spans_of(files, [[len(values)] for values in labels]),
         np.concatenate(labels),
-        tuple(map(str, range(count))) if like is None else like.classes,
+        tuple(map(str, range(count))) if classes is None else classes,
         f"WebDataset {root}, {len(files)} files",
         view,
         read_tar,
