@@ -4,7 +4,8 @@
 
 DIR holds JPEGs in a parquet file, such as shared/data/imagenet1k-sample. They are repeated into shards of both kinds, a
 few thousand images each, and one epoch is streamed with a worker process through timm's training transform. VmRSS and
-VmHWM (the peak) of both processes are read from /proc along the way. The control
+VmHWM (the peak) of both processes are read from /proc along the way. Then twelve epochs are read and shuffled, in one
+process and without decoding: a slow leak would add up. The control
 keeps a quarter of every batch: there memory must grow, or the measurement shows nothing.
 """
 
@@ -30,6 +31,7 @@ import torch
 
 from epitorch.training.data_images import load_image_training
 from epitorch.training.data_kinds import make_loader
+from epitorch.training.data_workers import StreamLoader
 from epitorch.training.recipe_images import ImagesSection
 
 IMAGES, SHARD, BUFFER, BATCH, HELD_OUT = 6000, 250, 1000, 50, 500
@@ -39,10 +41,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--epoch", help=argparse.SUPPRESS)  # parquet | tar | control: one measurement, in here
+    parser.add_argument("--epoch", help=argparse.SUPPRESS)  # a key of PLACES: one measurement, in here
     arguments = parser.parse_args()
     if arguments.epoch:
-        print(json.dumps(epoch(arguments.data, keep=arguments.epoch == "control")))
+        print(
+            json.dumps(reading(arguments.data) if "read" in arguments.epoch else epoch(arguments.data, arguments.epoch))
+        )
         return 0
     with tempfile.TemporaryDirectory() as folder:
         sizes = {kind: write(Path(folder) / kind, kind, arguments.data) for kind in ("parquet", "tar")}
@@ -55,7 +59,7 @@ def main() -> int:
     return 0
 
 
-PLACES = {"parquet": "parquet", "tar": "tar", "control": "tar"}
+PLACES = {"parquet": "parquet", "tar": "tar", "parquet_read": "parquet", "tar_read": "tar", "control": "tar"}
 
 
 def about() -> dict[str, Any]:
@@ -118,14 +122,26 @@ def write_tar(folder: Path, shard: int, rows: list[dict[str, Any]]) -> None:
 # ---- one epoch ----
 
 
-def epoch(folder: Path, *, keep: bool) -> dict[str, Any]:
+def reading(folder: Path) -> dict[str, Any]:
+    """Memory after each of twelve epochs of reading and shuffling."""
+    images = load_image_training(folder, ImagesSection(shuffle_buffer=BUFFER), HELD_OUT).train
+    points = []
+    for number in range(12):
+        loader = StreamLoader(images, BATCH, shuffle=True, drop_last=True)
+        loader.set_epoch(number)
+        read = sum(len(sample.data) for sample in loader.next_pass().samples(0, 1))
+        points.append({"epoch": number, "bytes": read, "VmRSS": status(psutil.Process().pid, "VmRSS")})
+    return {"points": points}
+
+
+def epoch(folder: Path, kind: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     data = load_image_training(folder, ImagesSection(shuffle_buffer=BUFFER), HELD_OUT)
     loader = make_loader(data.train, BATCH, torch.device("cpu"), shuffle=True, workers=1)
     kept: list[Any] = []
     points = []
     for number, (images, _) in enumerate(loader):
-        if keep:
+        if kind == "control":
             kept.append(images[: BATCH // 4].clone())
         if number % 10 == 0 or number + 1 == len(loader):
             points.append({"batch": number, **memory()})

@@ -163,17 +163,35 @@ class Pass:
         Raises:
             DataError: If a shard or an image cannot be read.
         """
-        # the first worker asked is the one whose turn it was
-        worker = (worker + self.done) % workers
-        share = self.stretch.of_worker(worker, workers)
-        given = len(range(worker, self.done, workers))
+        worker = self._whose_turn(worker, workers)
+        share, given = self._share(worker, workers)
+        samples = self._samples(worker, workers)
+        for _ in range(share.batches - given):
+            yield self._batch(list(islice(samples, share.size)))
+
+    def samples(self, worker: int, workers: int) -> Iterator[Sample]:
+        """Yield what a worker makes batches of: encoded images, shuffled.
+
+        Raises:
+            DataError: If a shard cannot be read.
+        """
+        return self._samples(self._whose_turn(worker, workers), workers)
+
+    def _whose_turn(self, worker: int, workers: int) -> int:
+        """Return which worker of the pass the first one asked is: the one whose turn it was."""
+        return (worker + self.done) % workers
+
+    def _share(self, worker: int, workers: int) -> tuple[Stretch, int]:
+        """Return a worker's share and how many batches of it were given before."""
+        return self.stretch.of_worker(worker, workers), len(range(worker, self.done, workers))
+
+    def _samples(self, worker: int, workers: int) -> Iterator[Sample]:
+        share, given = self._share(worker, workers)
         begin = share.first
         if given:
             begin = max(begin, boundary(self.spans, share.first + given * share.size))
         own = cut(self.spans, begin, share.first + share.batches * share.size)
-        samples = self._shuffled(chain_spans(self.images, own), worker, workers)
-        for _ in range(share.batches - given):
-            yield self._batch(list(islice(samples, share.size)))
+        return self._shuffled(chain_spans(self.images, own), worker, workers)
 
     def _shuffled(self, samples: Iterator[Sample], worker: int, workers: int) -> Iterator[Sample]:
         if not self.shuffle_buffer:
