@@ -157,15 +157,14 @@ class Pass:
     def batches(self, worker: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield a worker's batches: images uint8, shape (B, 3, H, W), labels (B,).
 
-        After an interruption a worker begins at the boundary of the span at which it was: images that were in the
-        shuffle buffer at that time are read again.
+        After an interruption each worker goes on at the boundary of the span in which the last image that it gave would
+        lie without shuffling, with an empty buffer.
 
         Raises:
             DataError: If a shard or an image cannot be read.
         """
-        worker = self._whose_turn(worker, workers)
-        share, given = self._share(worker, workers)
-        samples = self._samples(worker, workers)
+        _, share, given = self._share(worker, workers)
+        samples = self.samples(worker, workers)
         for _ in range(share.batches - given):
             yield self._batch(list(islice(samples, share.size)))
 
@@ -175,23 +174,17 @@ class Pass:
         Raises:
             DataError: If a shard cannot be read.
         """
-        return self._samples(self._whose_turn(worker, workers), workers)
-
-    def _whose_turn(self, worker: int, workers: int) -> int:
-        """Return which worker of the pass the first one asked is: the one whose turn it was."""
-        return (worker + self.done) % workers
-
-    def _share(self, worker: int, workers: int) -> tuple[Stretch, int]:
-        """Return a worker's share and how many batches of it were given before."""
-        return self.stretch.of_worker(worker, workers), len(range(worker, self.done, workers))
-
-    def _samples(self, worker: int, workers: int) -> Iterator[Sample]:
-        share, given = self._share(worker, workers)
+        worker, share, given = self._share(worker, workers)
         begin = share.first
         if given:
             begin = max(begin, boundary(self.spans, share.first + given * share.size))
         own = cut(self.spans, begin, share.first + share.batches * share.size)
         return self._shuffled(chain_spans(self.images, own), worker, workers)
+
+    def _share(self, asked: int, workers: int) -> tuple[int, Stretch, int]:
+        """Return which worker of the pass this is, its share, and how many batches of it were given before."""
+        worker = (asked + self.done) % workers  # the one that is asked first is the one whose turn it was
+        return worker, self.stretch.of_worker(worker, workers), len(range(worker, self.done, workers))
 
     def _shuffled(self, samples: Iterator[Sample], worker: int, workers: int) -> Iterator[Sample]:
         if not self.shuffle_buffer:
