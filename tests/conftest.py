@@ -56,3 +56,13 @@ def esc10_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no ESC-10 at {folder}; set EPITORCH_DATA to the folder that holds esc10/")
     return folder
+
+
+@pytest.fixture(scope="session")
+def imagenet_sample_dir() -> Path:
+    """1,000 images of ImageNet: `$EPITORCH_DATA/imagenet1k-sample`, else `shared/data/...` beside the repository."""
+    root = os.environ.get("EPITORCH_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(root) / "imagenet1k-sample"
+    if not folder.is_dir():
+        pytest.skip(f"no sample of ImageNet at {folder}; set EPITORCH_DATA to the folder that holds imagenet1k-sample/")
+    return folder

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from epitorch.training.recipe import EpitomeSection, TrainingSection
+from epitorch.training.recipe_images import ImagesSection
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -52,6 +53,7 @@ def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(page: Path) -> None
 
 def test_every_recipe_key_is_documented() -> None:
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    keys = {*EpitomeSection.__dataclass_fields__, *TrainingSection.__dataclass_fields__}
+    sections = (EpitomeSection, TrainingSection, ImagesSection)
+    keys = {key for section in sections for key in section.__dataclass_fields__}
     assert len(keys) > 20
     assert not {key for key in keys if f"`{key}`" not in text}

@@ -25,6 +25,7 @@ HEAVY = (
     "openvino",
     "soundfile",
     "soxr",
+    "webdataset",
 )
 # Imports run one way: a module may import what stands before it, and its own package.
 ORDER = [

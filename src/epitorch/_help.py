@@ -30,7 +30,9 @@ TRAIN = """
 
     RECIPE is a YAML file, or a name under recipes/ such as cifar10-short/dense. --data is a folder of parquet files
     (train.parquet and test.parquet, or Hugging Face shards), the folder that torchvision's CIFAR10 writes, or the word
-    `digits`; for recipes on sounds a folder in the layout of ESC-50, of which --fold is tested on.
+    `digits`; for recipes on sounds a folder in the layout of ESC-50, of which --fold is tested on. Recipes on large
+    images (a section `images`) read class folders (train/CLASS/*, val/CLASS/*), parquet files (train-*, validation-*)
+    or WebDataset shards (train-*.tar or train/*.tar, and val likewise), with --workers processes.
 
     writes to --out (default runs/RECIPE/seedN; for sounds runs/RECIPE/foldN-seedN): results.json, checkpoint/
     (model.safetensors and config.json, what `epitorch eval` reads), lightning/last.ckpt (the state of training), logs/
@@ -48,7 +50,8 @@ TRAIN = """
 """
 EVAL = """
     Measure a checkpoint on the test images: accuracy with the routing map and, where the model has index learners in
-    use, with the learner on the same batches. Writes nothing.
+    use, with the learner on the same batches. Writes nothing. Of large images, --split is test (the validation split),
+    heldout or train.
 
     CHECKPOINT is a folder with config.json and model.safetensors, or a run's folder.
 

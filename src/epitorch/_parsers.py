@@ -61,6 +61,7 @@ def _add_train(commands: Any) -> None:
         metavar="N",
         help="save the state of training so often; default: every 10 minutes",
     )
+    _add_workers(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(command="train")
 
@@ -71,6 +72,7 @@ def _add_eval(commands: Any) -> None:
     _add_data(parser)
     parser.add_argument("--split", default="test", metavar="NAME", help="default: test")
     _add_device(parser)
+    _add_workers(parser)
     _add_allow_factory(parser)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.set_defaults(command="eval")
@@ -175,6 +177,15 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 def _add_allow_factory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-factory", action="store_true", help="run the package.module:factory that a checkpoint names"
+    )
+
+
+def _add_workers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="large images: processes that read, for each that trains; default: by the cores, 0 reads in the process",
     )
 
 

@@ -32,6 +32,7 @@ _EXTRAS = {
         "filelock",
         "numpy",
     ),
+    "streaming": ("webdataset",),
     "demo": ("sklearn",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("openvino",),
@@ -141,6 +142,7 @@ def _train(arguments: argparse.Namespace) -> None:
         nodes=arguments.nodes,
         loggers=arguments.logger or DEFAULT,
         checkpoint_steps=arguments.checkpoint_steps,
+        workers=arguments.workers,
     )
     if not is_first():
         return
@@ -148,6 +150,8 @@ def _train(arguments: argparse.Namespace) -> None:
         _print_json(result_to_json(result))
     else:
         print(results_table([result]))
+        if result.accuracy.test is None:
+            print("no split to test on: the held-out images stand in")
         print(f"written to {out}")
 
 
@@ -160,6 +164,7 @@ def _eval(arguments: argparse.Namespace) -> None:
         split=arguments.split,
         accelerator=arguments.accelerator,
         allow_factory=arguments.allow_factory,
+        workers=arguments.workers,
     )
     if arguments.json:
         _print_json(report.to_json())

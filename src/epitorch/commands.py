@@ -215,7 +215,7 @@ def export_named(
 
 def _test_images(data: str, config: CheckpointConfig, name: str, number: int) -> Tensor:
     """The first test images, as the model gets them."""
-    from epitorch.training.data_kinds import load_split, normalization, sound_of
+    from epitorch.training.data_kinds import first_images, kind_in, load_split, normalization
     from epitorch.training.evaluation import check_images
 
     known = config.input
@@ -228,9 +228,9 @@ def _test_images(data: str, config: CheckpointConfig, name: str, number: int) ->
                 where=name,
             )
         )
-    arrays = load_split(data, "test", sound_of(config.recipe))
-    check_images(arrays, known)
-    return normalization(known)(arrays.images[:number])
+    images = load_split(data, "test", kind_in(config.recipe))
+    check_images(images, known)
+    return normalization(known)(first_images(images, number))
 
 
 def bench_named(
@@ -311,9 +311,11 @@ def _named_network(name: str, allow_factory: bool) -> tuple[nn.Module, tuple[int
     from epitorch.training.recipe import load_recipe
     from epitorch.training.starting import first_model
 
-    shape = (1, 3, 224, 224)
+    recipe = load_recipe(name.removeprefix("recipe:"))
+    size = 224 if recipe.images is None else recipe.images.size
+    shape = (1, 3, size, size)
     with torch.random.fork_rng(devices=[]):
-        return first_model(load_recipe(name.removeprefix("recipe:")), torch.zeros(shape)).model, shape
+        return first_model(recipe, torch.zeros(shape)).model, shape
 
 
 def _refuse_used(name: str, out: Path, overwrite: bool) -> None:

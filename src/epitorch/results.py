@@ -20,7 +20,7 @@ class Accuracy:
     """Top-1 accuracies, as fractions of the images.
 
     Args:
-        test: On the test images with the routing map, read once after training.
+        test: On the test images with the routing map, read once after training; None where there are none.
         test_learner: On the same batches with the index learner; None without learners.
         gap: `test_learner - test`: what the model loses when the learner is replaced by its average.
         heldout: On the held-out training images with the routing map, after each epoch.
@@ -31,7 +31,7 @@ class Accuracy:
         classes: Number of classes.
     """
 
-    test: float
+    test: float | None
     test_learner: float | None = None
     gap: float | None = None
     heldout: list[float] = field(default_factory=list)

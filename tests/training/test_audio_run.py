@@ -16,7 +16,7 @@ from epitorch.checkpoint import load_checkpoint
 from epitorch.cli import main
 from epitorch.commands import _test_images
 from epitorch.errors import DataError, RecipeError
-from epitorch.training.data_kinds import load_split, normalization, sound_of
+from epitorch.training.data_kinds import kind_in, load_split, normalization
 from epitorch.training.evaluation import evaluate_checkpoint
 from epitorch.training.folds import cross_validation
 from epitorch.training.module import evaluate
@@ -69,9 +69,9 @@ def test_whole_clips_are_evaluated_and_crops_trained_on(folders: dict[str, Path]
     known = checkpoint.config.input
     assert known is not None
     assert known.shape == (1, 4000)
-    sound = sound_of(checkpoint.config.recipe)
-    assert sound == SoundSection(1, 8000, 0.5, 0.3)
-    arrays = load_split(folders["esc10"], "test", sound)
+    kind = kind_in(checkpoint.config.recipe)
+    assert kind.sound == SoundSection(1, 8000, 0.5, 0.3)
+    arrays = load_split(folders["esc10"], "test", kind)
     batches = [(arrays.images, arrays.labels)]
     accuracy = evaluate(checkpoint.model, batches, normalization(known)).accuracy
     assert accuracy == evaluate_checkpoint(tmp_path / "run", folders["esc10"]).accuracy

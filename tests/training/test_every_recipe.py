@@ -16,9 +16,6 @@ from sound_files import ESC10, write_sounds
 from epitorch.training.recipe import Recipe, load_recipe
 from epitorch.training.run import train
 
-# Set this once training reads the section `images` of a recipe: the recipes for ImageNet are skipped until then.
-IMAGES_ARE_TRAINED_ON = False
-
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 NAMES = sorted(file.relative_to(RECIPES).with_suffix("").as_posix() for file in RECIPES.rglob("*.yaml"))
 CIFAR_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -108,8 +105,6 @@ def small(recipe: Recipe, kind: str) -> Recipe:
 @pytest.mark.parametrize("name", NAMES)
 def test_two_steps(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     kind = kind_of(name)
-    if kind == "imagenet" and not IMAGES_ARE_TRAINED_ON:
-        pytest.skip("training on the section images is not there yet")
     recipe = small(load_recipe(RECIPES / f"{name}.yaml"), kind)
     data = "digits" if kind == "digits" else folders[kind]
     options: dict[str, Any] = {"max_steps": 2, "accelerator": "cpu", "console": quiet(), "loggers": ["csv"]}
@@ -124,7 +119,8 @@ def test_two_steps(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
         recipe.images is None,
     )
     assert (result.parameters.epitome > 0) == (recipe.epitome is not None)
-    assert ("epitome" in name or "wsnet" in name) == (recipe.epitome is not None)
+    dense = any(word in name for word in ("dense", "narrow", "baseline", "width-", "efficientnet-b"))
+    assert dense == (recipe.epitome is None)
     learns = recipe.epitome is not None and recipe.epitome.index == "learner"
     frozen = recipe.epitome is not None and recipe.epitome.freeze_last_epochs > 0
     assert (result.accuracy.test_learner is not None) == (learns and not frozen)

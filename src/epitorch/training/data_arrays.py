@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -89,7 +89,23 @@ class ImageArrays:
         return type(self)(self.images[at], self.labels[at], self.classes, source)
 
 
-def split_holdout(arrays: ImageArrays, n: int, seed: int) -> tuple[ImageArrays, ImageArrays]:
+class Labelled(Protocol):
+    """A set whose labels are known."""
+
+    @property
+    def labels(self) -> Tensor: ...  # noqa: D102
+    @property
+    def classes(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def source(self) -> str: ...  # noqa: D102
+    def __len__(self) -> int: ...
+    def select(self, index: Tensor, source: str) -> Self: ...  # noqa: D102
+
+
+AnySet = TypeVar("AnySet", bound=Labelled)
+
+
+def split_holdout(arrays: AnySet, n: int, seed: int) -> tuple[AnySet, AnySet]:
     """Split into a training part and a held-out part that chooses between models.
 
     Every class gives its share of `n` to within one image. Both parts keep the order of the set; the same
@@ -107,7 +123,7 @@ def split_holdout(arrays: ImageArrays, n: int, seed: int) -> tuple[ImageArrays, 
         DataError: If `n` is below 1 or leaves a class without a training image.
     """
     labels = arrays.labels.cpu()
-    counts = torch.bincount(labels, minlength=arrays.num_classes).tolist()
+    counts = torch.bincount(labels, minlength=len(arrays.classes)).tolist()
     quotas = _quotas(arrays, counts, n)
     generator = torch.Generator().manual_seed(seed)
     held = torch.zeros(len(arrays), dtype=torch.bool)
@@ -118,11 +134,11 @@ def split_holdout(arrays: ImageArrays, n: int, seed: int) -> tuple[ImageArrays, 
     return arrays.select(~held, f"{arrays.source}, without {part}"), arrays.select(held, f"{arrays.source}, {part}")
 
 
-def _quotas(arrays: ImageArrays, counts: list[int], n: int) -> list[int]:
+def _quotas(arrays: Labelled, counts: list[int], n: int) -> list[int]:
     """Share `n` among the classes by largest remainder; ties go to the lower class."""
     total = len(arrays)
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n < total:
-        raise _holdout_error(arrays, n, f"a whole number from 1 to {total - 1}")
+        raise holdout_error(arrays, n, f"a whole number from 1 to {total - 1}")
     quotas = [n * count // total for count in counts]
     by_remainder = sorted(range(len(counts)), key=lambda c: (-(n * counts[c] % total), c))
     for label in by_remainder[: n - sum(quotas)]:
@@ -130,11 +146,12 @@ def _quotas(arrays: ImageArrays, counts: list[int], n: int) -> list[int]:
     for label, (quota, count) in enumerate(zip(quotas, counts, strict=True)):
         if count and quota == count:
             name = arrays.classes[label]
-            raise _holdout_error(arrays, n, f"a number that leaves class '{name}' ({count} images) one to train on")
+            raise holdout_error(arrays, n, f"a number that leaves class '{name}' ({count} images) one to train on")
     return quotas
 
 
-def _holdout_error(arrays: ImageArrays, n: object, expected: str) -> DataError:
+def holdout_error(arrays: Labelled, n: object, expected: str) -> DataError:
+    """Return the error for a number of images that cannot be held out."""
     return DataError(
         explain(
             f"cannot hold out {n!r} of {len(arrays):,} images",

@@ -116,7 +116,7 @@ def decode_row(batch: EncodedBatch, i: int) -> np.ndarray:
         DataError: If it is missing, broken or neither JPEG nor PNG.
     """
     image_module = require("PIL.Image", "train")
-    data = _row_bytes(batch, i)
+    data = row_bytes(batch, i)
     try:
         with image_module.open(io.BytesIO(data), formats=_FORMATS) as image:
             if image.mode not in _MODES:
@@ -134,7 +134,12 @@ def decode_row(batch: EncodedBatch, i: int) -> np.ndarray:
         ) from error
 
 
-def _row_bytes(batch: EncodedBatch, i: int) -> bytes:
+def row_bytes(batch: EncodedBatch, i: int) -> bytes:
+    """Return an encoded image of a batch, read from the file that its row names where it holds none itself.
+
+    Raises:
+        DataError: If there is neither.
+    """
     value = batch.values[i] or {}
     data, path = value.get("bytes"), value.get("path")
     if data is not None:

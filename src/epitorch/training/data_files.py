@@ -35,7 +35,7 @@ def reading(path: Path) -> Iterator[None]:
 def has_parquet(folder: Path) -> bool:
     """Whether a folder holds any split in one of the layouts."""
     with reading(folder):
-        return bool(_known_splits(folder))
+        return bool(known_splits(folder))
 
 
 def find_split(folder: Path, split: str) -> list[Path]:
@@ -46,7 +46,7 @@ def find_split(folder: Path, split: str) -> list[Path]:
     """
     files = locate(folder, split)
     if not files:
-        known = _known_splits(folder)
+        known = known_splits(folder)
         raise DataError(
             explain(
                 f"no split '{split}'{suggest(split, known)}",
@@ -123,7 +123,7 @@ def _ambiguous(folder: Path, split: str, got: str, fix: str) -> DataError:
     )
 
 
-def _known_splits(folder: Path) -> list[str]:
+def known_splits(folder: Path) -> list[str]:
     """Names of all splits that `locate` could find."""
     places = [place for level in _levels(folder) for place in level]
     matches = (_NAME.fullmatch(p.name) for place in places for p in place.glob("*.parquet"))

@@ -37,7 +37,7 @@ def load_parquet(folder: Path, split: str) -> ImageArrays:
         DataError: If something is missing, damaged or not what it should be; names the file and the row.
     """
     files = find_split(folder, split)
-    labels = [_read_labels(file) for file in files]
+    labels = [read_labels(file) for file in files]
     total = sum(map(len, labels))
     if total == 0:
         raise DataError(
@@ -48,10 +48,10 @@ def load_parquet(folder: Path, split: str) -> ImageArrays:
                 where=", ".join(map(str, files)),
             )
         )
-    names = _class_names(files)
-    count = len(names) if names else _dense_count(_reference_labels(folder, split, labels))
+    names = class_names(files)
+    count = len(names) if names else dense_count(_reference_labels(folder, split, labels))
     for file, values in zip(files, labels, strict=True):
-        _check_range(file, values, count, named=names is not None)
+        check_range(file, values, count, named=names is not None)
     images = _pixels(folder, files, total)
     return ImageArrays(
         torch.from_numpy(images),
@@ -61,22 +61,24 @@ def load_parquet(folder: Path, split: str) -> ImageArrays:
     )
 
 
-def _open(file: Path) -> Any:
+def open_parquet(file: Path) -> Any:
+    """Return pyarrow's reader of a file; a context manager."""
     return require("pyarrow.parquet", "train").ParquetFile(file)
 
 
-def _read_labels(file: Path) -> np.ndarray:
+def read_labels(file: Path) -> np.ndarray:
     """Return the label column after checking the columns, shape: (rows,), int64."""
-    with reading(file), _open(file) as parquet:
+    with reading(file), open_parquet(file) as parquet:
         _check_columns(file, parquet.schema_arrow)
         column = parquet.read([LABEL_COLUMN]).column(0)
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-            raise _label_error(file, row, "null", "a whole number")
+            raise label_error(file, row, "null", "a whole number")
         return column.to_numpy().astype(np.int64)
 
 
-def _label_error(file: Path, row: int, got: object, expected: str) -> DataError:
+def label_error(file: Path, row: int, got: object, expected: str) -> DataError:
+    """Return the error for a label that cannot be used."""
     return DataError(
         explain(
             "a label is missing or out of range",
@@ -89,7 +91,7 @@ def _label_error(file: Path, row: int, got: object, expected: str) -> DataError:
 
 def _check_columns(file: Path, schema: Any) -> None:
     types = require("pyarrow.types", "train")
-    image = _image_column(schema.names)
+    image = image_column(schema.names)
     good_image = image is not None and types.is_struct(schema.field(image).type)
     good_label = LABEL_COLUMN in schema.names and types.is_integer(schema.field(LABEL_COLUMN).type)
     repeated = [name for name, n in Counter(schema.names).items() if n > 1]
@@ -105,7 +107,8 @@ def _check_columns(file: Path, schema: Any) -> None:
         )
 
 
-def _image_column(names: Sequence[str]) -> str | None:
+def image_column(names: Sequence[str]) -> str | None:
+    """Return the name of the column that holds the images."""
     return next((name for name in IMAGE_COLUMNS if name in names), None)
 
 
@@ -127,8 +130,8 @@ def _pixels(folder: Path, files: list[Path], total: int) -> np.ndarray:
 def _encoded(folder: Path, files: list[Path]) -> Iterator[EncodedBatch]:
     for file in files:
         row = 0
-        with reading(file), _open(file) as parquet:
-            column = _image_column(parquet.schema_arrow.names)
+        with reading(file), open_parquet(file) as parquet:
+            column = image_column(parquet.schema_arrow.names)
             for batch in parquet.iter_batches(_ROWS, columns=[column]):
                 values = batch.column(0).to_pylist()
                 if values:
@@ -139,7 +142,7 @@ def _encoded(folder: Path, files: list[Path]) -> Iterator[EncodedBatch]:
 # Classes
 
 
-def _class_names(files: list[Path]) -> tuple[str, ...] | None:
+def class_names(files: list[Path]) -> tuple[str, ...] | None:
     """Class names from the `huggingface` metadata, None where it has none; every shard must agree."""
     names = [_names_of(file) for file in files]
     for file, other in zip(files, names, strict=True):
@@ -156,7 +159,7 @@ def _class_names(files: list[Path]) -> tuple[str, ...] | None:
 
 
 def _names_of(file: Path) -> tuple[str, ...] | None:
-    with reading(file), _open(file) as parquet:
+    with reading(file), open_parquet(file) as parquet:
         metadata = parquet.schema_arrow.metadata or {}
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
@@ -173,22 +176,23 @@ def _names_of(file: Path) -> tuple[str, ...] | None:
     return tuple(map(str, names)) if isinstance(names, list) and names else None
 
 
-def _check_range(file: Path, labels: np.ndarray, count: int, *, named: bool) -> None:
+def check_range(file: Path, labels: np.ndarray, count: int, *, named: bool) -> None:
+    """Raise DataError for the first label that is none of `count` classes."""
     bad = np.flatnonzero((labels < 0) | (labels >= count))
     if len(bad):
         without_gap = f"classes 0, 1, 2, ... without a gap: no image has class {count}"
         expected = f"a class from 0 to {count - 1}" if named else without_gap
-        raise _label_error(file, int(bad[0]), labels[bad[0]], expected)
+        raise label_error(file, int(bad[0]), labels[bad[0]], expected)
 
 
 def _reference_labels(folder: Path, split: str, labels: list[np.ndarray]) -> list[np.ndarray]:
     """Labels that say how many classes there are: the training split's, as a test split may lack some."""
     if split == "train":
         return labels
-    return [_read_labels(file) for file in locate(folder, "train")] or labels
+    return [read_labels(file) for file in locate(folder, "train")] or labels
 
 
-def _dense_count(labels: list[np.ndarray]) -> int:
+def dense_count(labels: list[np.ndarray]) -> int:
     """Length of the unbroken run 0, 1, 2, ... among the labels."""
     known = np.unique(np.concatenate(labels))
     known = known[known >= 0]

@@ -8,10 +8,12 @@ from typing import Any
 
 from epitorch.checkpoint import Checkpoint, ModelInput, load_checkpoint
 from epitorch.errors import DataError, explain
-from epitorch.training.data import ArrayLoader, ImageArrays
-from epitorch.training.data_kinds import load_split, normalization, sound_of
+from epitorch.training.data import ImageArrays
+from epitorch.training.data_images import same_classes
+from epitorch.training.data_kinds import AnyImages, kind_in, load_split, make_loader, normalization
 from epitorch.training.devices import choose_device
 from epitorch.training.module import evaluate
+from epitorch.training.options import workers_for
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,17 @@ def evaluate_checkpoint(
     split: str = "test",
     accelerator: str = "auto",
     allow_factory: bool = False,
+    workers: int | None = None,
 ) -> EvaluationReport:
     """Measure a checkpoint in float32, with the batch size it was trained with.
 
     Args:
         folder: Of the checkpoint, or of its run.
-        data_path: As `load_images` takes it.
-        split: Which images.
+        data_path: As for `epitorch.training.run.train`.
+        split: Which images; of large images `test` is the validation split, and `heldout` those that were held out.
         accelerator: `auto`, `cpu` or `cuda`.
         allow_factory: As for `load_checkpoint`.
+        workers: Processes that read large images; None chooses by the cores.
 
     Raises:
         CheckpointError: If the checkpoint cannot be loaded.
@@ -79,9 +83,11 @@ def evaluate_checkpoint(
     checkpoint = load_checkpoint(folder, allow_factory=allow_factory)
     config = checkpoint.config
     model_input, batch_size = _trained_on(checkpoint, str(folder))
-    arrays = load_split(data_path, split, sound_of(config.recipe))
-    check_images(arrays, model_input)
-    loader = ArrayLoader(arrays.to(device), batch_size)
+    kind = kind_in(config.recipe)
+    readers = workers_for(kind.images, workers, 1, str(folder))
+    images = load_split(data_path, split, kind)
+    check_images(images, model_input)
+    loader = make_loader(images, batch_size, device, workers=readers)
     normalize = normalization(model_input).to(device)
     channels_last = _channels_last(checkpoint)
     result = evaluate(checkpoint.model.to(device), loader, normalize, channels_last=channels_last)
@@ -89,7 +95,7 @@ def evaluate_checkpoint(
     return EvaluationReport(
         str(folder),
         config.model,
-        arrays.source,
+        images.source,
         result.images,
         result.accuracy,
         learner,
@@ -119,18 +125,26 @@ def _channels_last(checkpoint: Checkpoint) -> bool:
     return bool(training.get("channels_last", False)) if isinstance(training, dict) else False
 
 
-def check_images(arrays: ImageArrays, wanted: ModelInput) -> None:
+def check_images(images: AnyImages, wanted: ModelInput) -> None:
     """Raise DataError unless shape and classes are those that the model was trained on."""
-    for what, expected, got in (
-        ("shape", wanted.shape, arrays.image_shape),
-        ("classes", wanted.classes, arrays.classes),
+    if isinstance(images, ImageArrays):
+        same = wanted.classes == images.classes
+    else:  # layouts differ in whether they name the classes, or how many of them
+        same = same_classes(wanted.classes, images)
+    for fits, what, expected, got in (
+        (wanted.shape == images.image_shape, "shape", wanted.shape, images.image_shape),
+        (same, "classes", wanted.classes, images.classes),
     ):
-        if expected != got:
+        if not fits:
             raise DataError(
                 explain(
                     f"the images do not fit the model: other {what}",
-                    expected=f"{what} {expected}",
-                    got=f"{what} {got}",
-                    where=arrays.source,
+                    expected=f"{what} {_shortened(expected)}",
+                    got=f"{what} {_shortened(got)}",
+                    where=images.source,
                 )
             )
+
+
+def _shortened(values: tuple[object, ...]) -> str:
+    return str(values) if len(values) <= 20 else f"{', '.join(map(str, values[:5]))} and {len(values) - 5} more"

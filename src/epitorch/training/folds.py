@@ -124,6 +124,8 @@ def _by_fold_and_seed(results: Sequence[RunResult]) -> dict[tuple[int, int], flo
         if key in table:
             got = f"fold {key[0]}, seed {key[1]} twice"
             raise InputError(explain("a run is given twice", expected="each once", got=got, where=result.name))
+        if result.accuracy.test is None:
+            raise InputError(explain("a run has no test", expected="a test accuracy", got="none", where=result.name))
         table[key] = result.accuracy.test
     return table
 

@@ -125,8 +125,8 @@ def evaluate(
     """Measure a model on batches, in float32 and eval mode; its mode is put back afterwards.
 
     Args:
-        model: The model, on the device of the batches.
-        batches: Pairs of uint8 images (N, C, H, W) and labels (N,).
+        model: The model, on its device.
+        batches: Pairs of uint8 images (N, C, H, W) and labels (N,), there or in the processor's memory.
         normalize: Turns the images into the model's input.
         channels_last: Memory layout of that input.
         ranks: The processes that share the batches.
@@ -135,8 +135,9 @@ def evaluate(
     evaluator, training = Evaluator(model, device), model.training
     model.eval()
     try:
-        for images, labels in batches:
-            evaluator.add(laid_out(normalize(images), channels_last), labels)
+        for raw, labels in batches:
+            images = raw.to(device, non_blocking=True)
+            evaluator.add(laid_out(normalize(images), channels_last), labels.to(device, non_blocking=True))
     finally:
         model.train(training)
     return evaluator.result(ranks)

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from epitorch.errors import StartsError, TrainingError
 from epitorch.nn import EpitomeLayer
 from epitorch.training.averaging import WeightAverage
-from epitorch.training.data_audio_batches import SoundAugment
-from epitorch.training.data_batches import BatchAugment
 from epitorch.training.distillation import Teacher, distillation_loss
 from epitorch.training.draws import seed_batch
 from epitorch.training.measuring import (
@@ -74,7 +72,7 @@ class EpitomeModule(pl.LightningModule):
         model: nn.Module,
         training: TrainingSection,
         *,
-        augment: BatchAugment | SoundAugment,
+        augment: nn.Module,
         normalize: nn.Module,
         steps: int,
         epochs: int,

@@ -11,9 +11,11 @@ import torch
 from rich.console import Console
 
 from epitorch.errors import InputError, explain
+from epitorch.training.data_workers import default_workers
 from epitorch.training.devices import choose_device
 from epitorch.training.ranks import Ranks
 from epitorch.training.recipe import Recipe
+from epitorch.training.recipe_images import ImagesSection
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Options:
     ranks: Ranks
     loggers: Sequence[str]
     checkpoint_steps: int | None
+    workers: int
 
 
 def device_for(accelerator: str, recipe: Recipe, ranks: Ranks) -> torch.device:
@@ -57,6 +60,27 @@ def device_for(accelerator: str, recipe: Recipe, ranks: Ranks) -> torch.device:
                 )
             )
     return device
+
+
+def workers_for(images: ImagesSection | None, workers: int | None, processes: int, where: str) -> int:
+    """Return how many worker processes read for each of `processes` on this machine.
+
+    Raises:
+        InputError: If the number is not valid, or nothing would be read by them.
+    """
+    if images is None:
+        if workers is None:
+            return 0
+        raise InputError(
+            explain(
+                "there is nothing for workers to do",
+                expected="workers with recipes that have a section 'images'",
+                got=workers,
+                where=where,
+                fix="leave out --workers: these data lie in memory",
+            )
+        )
+    return default_workers(processes) if workers is None else within(0, inf, "workers", workers)
 
 
 def within(low: int, high: float, name: str, value: int) -> int:

@@ -14,9 +14,10 @@ from epitorch.checkpoint import CheckpointConfig
 from epitorch.cost import Cost
 from epitorch.results import Accuracy, MAdds, Parameters, PeakMemory, RunResult, Seconds
 from epitorch.training.callbacks import Meter
+from epitorch.training.data_images import HOLDOUT_SEED
 from epitorch.training.measuring import Evaluation, History
 from epitorch.training.recipe import Recipe
-from epitorch.training.setup import HOLDOUT_SEED, TrainingData, environment
+from epitorch.training.setup import TrainingData, environment
 from epitorch.training.starting import BuiltModel
 
 
@@ -33,6 +34,7 @@ class RunFacts:
         steps: Optimiser steps that were run.
         device: Where.
         processes: How many trained together.
+        workers: That read images for each of them.
         command: The command line.
     """
 
@@ -44,21 +46,24 @@ class RunFacts:
     steps: int
     device: torch.device
     processes: int
+    workers: int
     command: Sequence[str]
 
 
 def run_result(
-    facts: RunFacts, cost: Cost, meter: Meter, seconds: float, history: History, test: Evaluation, images: int
+    facts: RunFacts, cost: Cost, meter: Meter, seconds: float, history: History, test: Evaluation | None, images: int
 ) -> RunResult:
-    """Return what `results.json` holds."""
+    """Return what `results.json` holds; without a test, no number stands in its place."""
     learner = history.heldout_accuracy_learner
     recipe = facts.recipe
-    gap = None if test.accuracy_learner is None else test.accuracy_learner - test.accuracy
+    with_learner = None if test is None else test.accuracy_learner
+    gap = None if test is None or with_learner is None else with_learner - test.accuracy
+    untested = {} if facts.data.tested else {"test": "no split to test on: the held-out images stand in"}
     return RunResult(
         name=recipe.name,
         accuracy=Accuracy(
-            test.accuracy,
-            test.accuracy_learner,
+            None if test is None else test.accuracy,
+            with_learner,
             gap,
             history.heldout_accuracy,
             learner or None,
@@ -75,9 +80,9 @@ def run_result(
         loss={
             "train": _finite(history.train_loss),
             "heldout": _finite(history.heldout_loss),
-            "test": _finite([test.loss]),
+            "test": [] if test is None else _finite([test.loss]),
         },
-        environment={**environment(facts.device), "processes": facts.processes},
+        environment={**environment(facts.device), "processes": facts.processes, "workers": facts.workers},
         command=list(facts.command),
         recipe=recipe.content(),
         recipe_text=recipe.text,
@@ -89,6 +94,7 @@ def run_result(
             "holdout_seed": HOLDOUT_SEED,
             "epochs_run": facts.epochs,
             "steps_run": facts.steps,
+            **untested,
         },
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -25,8 +25,16 @@ from epitorch.checkpoint import save_checkpoint
 from epitorch.cost import Cost, count
 from epitorch.results import RunResult, save_results
 from epitorch.training.callbacks import EachEpoch, EpochLog, Meter, ProgressBar, RunStopped, StopOnSignal, latest
-from epitorch.training.data import ArrayLoader
-from epitorch.training.data_kinds import augmentation, load_split, normalization
+from epitorch.training.data_kinds import (
+    AnyImages,
+    AnyLoader,
+    augmentation,
+    kind_of,
+    load_split,
+    make_loader,
+    normalization,
+)
+from epitorch.training.data_workers import StreamLoader
 from epitorch.training.distillation import load_teacher
 from epitorch.training.evaluation import check_images
 from epitorch.training.folder import CHECKPOINT, LOG, RESULTS, STATE, Identity, begin, claimed, clear, unfinished
@@ -34,7 +42,7 @@ from epitorch.training.loggers import DEFAULT, check_loggers, make_loggers
 from epitorch.training.messages import known_warnings, logged, quiet_lightning
 from epitorch.training.mixing import make_mix
 from epitorch.training.module import EpitomeModule, Evaluation, evaluate
-from epitorch.training.options import Options, device_for, run_lengths, within
+from epitorch.training.options import Options, device_for, run_lengths, within, workers_for
 from epitorch.training.outcome import RunFacts, checkpoint_config, run_result
 from epitorch.training.processes import find_ranks, group_ended, launched, strategy
 from epitorch.training.ranks import ALONE
@@ -62,17 +70,19 @@ def train(
     nodes: int | None = None,
     loggers: Sequence[str] = DEFAULT,
     checkpoint_steps: int | None = None,
+    workers: int | None = None,
 ) -> RunResult:
     """Train what a recipe says and measure it.
 
-    The held-out training images are evaluated after each epoch; the test images are read once, after the last. After
+    The held-out training images are evaluated after each epoch; the test images are read once, after the last (large
+    images without a split to test on: the held-out ones stand in, and `accuracy.test` is None). After
     Ctrl-C, SIGTERM or an error the folder holds a checkpoint that `epitorch eval` takes, and no `results.json`. Called
     again with the same recipe, seed, data and `max_steps`, an unfinished run goes on where its last saved state was.
     Global random state is left as it was.
 
     Args:
         recipe: From `load_recipe` or `parse_recipe`.
-        data_path: As `load_images` takes it, `digits` for example.
+        data_path: As `load_images` takes it, `digits` for example; with a section `images`, as `load_image_training`.
         out_dir: Folder of the run; made if missing, left alone if recipe, data and options do not go together.
         seed: Of initial weights, order and augmentation; None takes the recipe's.
         accelerator: `auto`, `cpu` or `cuda`.
@@ -85,6 +95,7 @@ def train(
         nodes: Machines; likewise.
         loggers: `csv`, `tensorboard`, `wandb`, `mlflow`, `comet`.
         checkpoint_steps: Steps between saved states within an epoch; None is every 10 minutes.
+        workers: Processes that read large images, for each process that trains; None chooses by the cores.
 
     Returns:
         What `results.json` holds; only the first of several processes writes it.
@@ -97,7 +108,18 @@ def train(
     """
     out = Path(out_dir)
     options = _options(
-        recipe, seed, accelerator, max_steps, command, callbacks, console, devices, nodes, loggers, checkpoint_steps
+        recipe,
+        seed,
+        accelerator,
+        max_steps,
+        command,
+        callbacks,
+        console,
+        devices,
+        nodes,
+        loggers,
+        checkpoint_steps,
+        workers,
     )
     identity = Identity(recipe.sha256, options.seed, max_steps, str(data_path))
     if options.ranks.first:
@@ -122,6 +144,7 @@ def _options(
     nodes: int | None,
     loggers: Sequence[str],
     checkpoint_steps: int | None,
+    workers: int | None,
 ) -> Options:
     """The arguments of `train`, checked and with their defaults filled in."""
     local, machines = launched(devices, nodes)
@@ -141,6 +164,7 @@ def _options(
         ranks,
         check_loggers(loggers),
         None if checkpoint_steps is None else within(1, inf, "checkpoint_steps", checkpoint_steps),
+        workers_for(recipe.images, workers, local, recipe.source),
     )
 
 
@@ -178,8 +202,12 @@ class _Run:
         """Train, then evaluate and write everything."""
         self.log = log
         recipe = self.recipe
+        for note in self.data.notes:
+            self._say(note)
         if resume:
             self._say(f"goes on with the unfinished run in {self.out}; --overwrite would begin anew")
+            if isinstance(self.train_loader, StreamLoader):
+                self._say(StreamLoader.RESUMES)
         log.info("recipe %s (sha256 %s), seed %d", recipe.name, recipe.sha256, self.options.seed)
         log.info("data %s, %d epochs of %d steps", self.data.train.source, self.epochs, self.epoch_steps)
         if recipe.model.checkpoint is not None:
@@ -195,7 +223,10 @@ class _Run:
             with reported(self.out / CHECKPOINT, self.saver.step or 0, self.saver.step):
                 self._save(test)
                 save_results(self.out / RESULTS, result)
-        log.info("test accuracy %.4f, with the learner %s", test.accuracy, _shown(test.accuracy_learner))
+        if test is None:
+            log.info("no test; held-out accuracy %s", _shown(latest(self.module).get("heldout_accuracy")))
+        else:
+            log.info("test accuracy %.4f, with the learner %s", test.accuracy, _shown(test.accuracy_learner))
         return result
 
     def _say(self, words: str) -> None:
@@ -205,14 +236,15 @@ class _Run:
 
     # ---- training ----
 
-    def _loader(self, arrays: Any, *, shuffle: bool) -> ArrayLoader:
-        return ArrayLoader(
-            arrays.to(self.options.device),
+    def _loader(self, images: AnyImages, *, shuffle: bool) -> AnyLoader:
+        return make_loader(
+            images,
             self.recipe.training.batch_size,
+            self.options.device,
             shuffle=shuffle,
             seed=self.options.seed,
-            drop_last=shuffle,  # a rest of a few images would give batch norm a poor estimate
             ranks=self.options.ranks,
+            workers=self.options.workers,
         )
 
     def _module(self) -> EpitomeModule:
@@ -301,19 +333,21 @@ class _Run:
 
     # ---- measuring ----
 
-    def _evaluate_test(self) -> tuple[Evaluation, int]:
-        arrays = load_split(self.data_path, "test", self.recipe.sound)
-        check_images(arrays, self.data.input)
+    def _evaluate_test(self) -> tuple[Evaluation | None, int]:
+        if not self.data.tested:
+            return None, 0
+        images = load_split(self.data_path, "test", kind_of(self.recipe))
+        check_images(images, self.data.input)
         device = self.options.device
         test = evaluate(
             self.module.kept.to(device),
-            self._loader(arrays, shuffle=False),
+            self._loader(images, shuffle=False),
             self.module.normalize.to(device),
             channels_last=self.recipe.training.channels_last,
             ranks=self.options.ranks,
         )
         self.meter.look(device)
-        return test, len(arrays)
+        return test, len(images)
 
     def _save(self, test: Evaluation | None = None, stopped_at: int | None = None) -> None:
         metrics: dict[str, Any] = {"seed": self.options.seed, **latest(self.module)}
@@ -335,6 +369,7 @@ class _Run:
             epochs * self.epoch_steps,
             options.device,
             options.ranks.world,
+            options.workers,
             options.command,
         )
 

@@ -19,23 +19,35 @@ from torch import Tensor, nn
 from epitorch import __version__
 from epitorch.checkpoint import ModelInput
 from epitorch.errors import InputError, explain
-from epitorch.training.data import ImageArrays, channel_stats, load_images, split_holdout
+from epitorch.training.data import channel_stats, load_images, split_holdout
 from epitorch.training.data_audio import load_sound_training, sound_stats
 from epitorch.training.data_files import find_split, has_parquet
+from epitorch.training.data_images import HOLDOUT_SEED, load_image_training
+from epitorch.training.data_kinds import AnyImages
+from epitorch.training.data_views import check_view, imagenet_stats
 from epitorch.training.recipe import Recipe
 from epitorch.training.starting import BuiltModel, first_model
 
-HOLDOUT_SEED = 0  # the same held-out images in every run, whatever its seed
 _PACKAGES = ("torch", "torchvision", "timm", "pytorch-lightning", "numpy", "safetensors")
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Training and held-out images, and what the model has to know about them."""
+    """Training and held-out images, and what the model has to know about them.
 
-    train: ImageArrays
-    heldout: ImageArrays
+    Args:
+        train: Training images.
+        heldout: Training images held out to choose by.
+        input: What the model sees.
+        tested: Whether there are test images; where not, the held-out ones stand in.
+        notes: What a reader of the log must know.
+    """
+
+    train: AnyImages
+    heldout: AnyImages
     input: ModelInput
+    tested: bool = True
+    notes: tuple[str, ...] = ()
 
 
 def load_training_data(recipe: Recipe, path: str | Path) -> TrainingData:
@@ -48,6 +60,11 @@ def load_training_data(recipe: Recipe, path: str | Path) -> TrainingData:
         sounds, heldout_sounds = load_sound_training(path, recipe.sound, recipe.data.holdout)
         shape, stats = sounds.image_shape, sound_stats(sounds)
         return TrainingData(sounds, heldout_sounds, ModelInput(shape, *stats, sounds.classes))
+    if recipe.images is not None:
+        check_view(recipe.images, recipe.source)
+        data = load_image_training(path, recipe.images, recipe.data.holdout)
+        seen = ModelInput(data.train.image_shape, *imagenet_stats(), data.train.classes)
+        return TrainingData(data.train, data.heldout, seen, data.tested, data.notes)
     if Path(path).is_dir() and has_parquet(Path(path)):
         find_split(Path(path), "test")  # fail now rather than after the last epoch
     whole = load_images(path, "train")
