@@ -119,8 +119,8 @@ def test_two_steps(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
         recipe.images is None,
     )
     assert (result.parameters.epitome > 0) == (recipe.epitome is not None)
-    dense = any(word in name for word in ("dense", "narrow", "baseline", "width-", "efficientnet-b"))
-    assert dense == (recipe.epitome is None)
+    compressed = ("epitome", "wsnet", "filters", "inputs", "both", "grid")
+    assert any(word in name for word in compressed) == (recipe.epitome is not None)
     learns = recipe.epitome is not None and recipe.epitome.index == "learner"
     frozen = recipe.epitome is not None and recipe.epitome.freeze_last_epochs > 0
     assert (result.accuracy.test_learner is not None) == (learns and not frozen)
