@@ -25,6 +25,8 @@ HEAVY = (
     "openvino",
     "soundfile",
     "soxr",
+    "ray",
+    "matplotlib",
 )
 # Imports run one way: a module may import what stands before it, and its own package.
 ORDER = [
@@ -49,7 +51,18 @@ ORDER = [
     "bench",
     "models",
 ]
-ORDER += ["results", "checkpoint", "training", "commands", "_help", "_arguments", "_parsers", "cli", "__main__"]
+ORDER += [
+    "results",
+    "checkpoint",
+    "training",
+    "sweeps",
+    "commands",
+    "_help",
+    "_arguments",
+    "_parsers",
+    "cli",
+    "__main__",
+]
 
 
 def test_import_needs_torch_only() -> None:

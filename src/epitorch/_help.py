@@ -130,3 +130,23 @@ BENCH = """
           recipe:cifar10-short/epitome-0.18-learner --input 1,3,32,32 --batch 1 32 --out bench.json
       epitorch bench torchvision:resnet18 --plan plan.yaml --runtime onnxruntime openvino
 """
+SWEEP = """
+    Run what a sweep file says, several runs at a time on Ray, and sum it up: for each method mean, standard deviation,
+    n, parameters and multiply-adds; for each pair with a reference the mean difference and its standard error, paired
+    by seed (and fold).
+
+    A sweep file has `recipes` (names, paths, patterns such as esc10/*) or `recipe`; `set` and `grid` (values that
+    replace a recipe's, by dotted key: training.epochs), `seeds`, `folds`, `reference`. docs/sweeps.md tells the rest.
+
+    Kill it whenever you like: the same command keeps what is finished and goes on with the rest. A run that fails does
+    not stop the others; the exit code is then 1.
+
+    writes to --out: METHOD-seedN/ (METHOD-foldN-seedN/ for sounds; what `epitorch train` writes) and METHOD-seedN.log
+    for each run, recipes/ with the replaced values; summary.json, summary.md, runs.json, and the accuracy against
+    multiply-adds and against parameters as SVG and PNG.
+
+    examples:
+      epitorch sweep sweeps/digits.yaml --data digits --jobs 2
+      epitorch sweep sweeps/esc10.yaml --data DIR --out runs/esc10 --results results/esc10
+      epitorch sweep sweeps/digits.yaml --data digits --seeds 0 --max-steps 5 --out /tmp/trial
+"""

@@ -1,0 +1,161 @@
+"""Ray: started here or joined by address, quiet, with the resources that a run takes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from epitorch.errors import InputError, explain, require
+from epitorch.sweeps.task import execute
+
+STORE = 80 * 2**20  # bytes of shared memory: no data pass through it
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the runs may take.
+
+    Args:
+        jobs: Runs at a time; None is as many as fit.
+        cpus: Of one run, which are its threads; None shares the machine's among `jobs`, else 1.
+        gpus: Of one run, 0.5 for two on each; None is 1 where there are any, else 0.
+        address: Of an existing cluster (`auto`, `ray://HOST:PORT`); None starts Ray on this machine.
+    """
+
+    jobs: int | None = None
+    cpus: int | None = None
+    gpus: float | None = None
+    address: str | None = None
+
+
+class Cluster:
+    """Starts runs as Ray tasks."""
+
+    def __init__(self, ray: Any, cpus: int, gpus: float, jobs: int | None) -> None:
+        self._ray, self.cpus, self.gpus, self._jobs = ray, cpus, gpus, jobs
+        self._run = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(execute)
+
+    def capacity(self) -> int:
+        """How many runs to have at a time: as asked, else as many as fit now, at least one."""
+        if self._jobs is not None:
+            return self._jobs
+        there = self._ray.cluster_resources()
+        fit = [there.get("CPU", 0) // self.cpus]
+        if self.gpus:
+            fit.append(there.get("GPU", 0) // self.gpus)
+        return max(1, int(min(fit)))
+
+    def start(self, command: Sequence[str], folder: str, log: str) -> Any:
+        """Start a run and return its handle."""
+        return self._run.remote(list(command), folder, log, os.getcwd(), self.cpus)
+
+    def ended(self, handles: Sequence[Any], seconds: float) -> list[Any]:
+        """Wait until a run ends, at most so long, and return those that have."""
+        return list(self._ray.wait(list(handles), num_returns=1, timeout=seconds)[0])
+
+    def outcome(self, handle: Any) -> str | None:
+        """What went wrong with a run that has ended; None is nothing."""
+        try:
+            code = self._ray.get(handle)
+        except self._ray.exceptions.RayError as error:
+            return str(error).strip().splitlines()[-1]
+        return None if code == 0 else f"exit code {code}"
+
+    def stop(self, handles: Sequence[Any]) -> None:
+        """Cancel runs and wait until they have written their state."""
+        for handle in handles:
+            self._ray.cancel(handle, force=False)
+        for handle in handles:
+            self.outcome(handle)
+
+
+@contextmanager
+def connected(resources: Resources) -> Iterator[Cluster]:
+    """Join the cluster, or start Ray here and end it after.
+
+    Raises:
+        MissingExtraError: If Ray is not installed.
+        InputError: If no cluster answers at the address, or a run asks for more than there is.
+    """
+    with _quiet():
+        ray = require("ray", "sweep")
+        ours = not ray.is_initialized()
+        if ours:
+            _start(ray, resources)
+        try:
+            yield _cluster(ray, resources)
+        finally:
+            if ours:
+                ray.shutdown()
+
+
+def _start(ray: Any, resources: Resources) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if resources.address is None:
+        cpus = (resources.jobs or 1) * _cpus(resources)
+        ray.init(num_cpus=max(cpus, _cores()), include_dashboard=False, object_store_memory=STORE, **quiet)
+        return
+    try:
+        ray.init(address=resources.address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InputError(
+            explain(
+                "no Ray cluster answers",
+                expected="the address of one: auto, HOST:PORT or ray://HOST:PORT",
+                got=f"{resources.address}: {str(error).splitlines()[0]}",
+                where="--address",
+            )
+        ) from error
+
+
+def _cluster(ray: Any, resources: Resources) -> Cluster:
+    there = ray.cluster_resources()
+    gpus = resources.gpus if resources.gpus is not None else float(bool(there.get("GPU")))
+    cpus = _cpus(resources)
+    for what, asked, most in (("CPU", cpus, _most(ray, "CPU")), ("GPU", gpus, _most(ray, "GPU"))):
+        if asked > most:
+            raise InputError(
+                explain(
+                    f"a run asks for more {what}s than any machine has",
+                    expected=f"at most {most:g}",
+                    got=f"{asked:g}",
+                    where=f"--{what.lower()}s-per-run",
+                )
+            )
+    return Cluster(ray, cpus, gpus, resources.jobs)
+
+
+def _most(ray: Any, what: str) -> float:
+    return max((float(node["Resources"].get(what, 0)) for node in ray.nodes() if node["Alive"]), default=0.0)
+
+
+def _cpus(resources: Resources) -> int:
+    if resources.cpus is not None:
+        return resources.cpus
+    if resources.address is not None or resources.jobs is None:
+        return 1
+    return max(1, _cores() // resources.jobs)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No statistics sent, no advice printed; the variables are put back."""
+    wanted = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+    before = {key: os.environ.get(key) for key in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value

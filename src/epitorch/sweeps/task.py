@@ -1,0 +1,65 @@
+"""What a Ray task does: start the process of a run, wait for it, stop it when the task is cancelled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from epitorch.sweeps.jobs import busy
+
+GRACE = 60.0  # seconds for a run to write its state after SIGTERM
+POLL = 0.2
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def execute(command: Sequence[str], folder: str, log: str, directory: str, threads: int) -> int:
+    """Make one run in a process of its own.
+
+    Args:
+        command: Arguments of `epitorch`.
+        folder: Of the run; if another process is at work there, its end is waited for.
+        log: File for what the run prints; it is appended to.
+        directory: To work in: recipes may name files from there.
+        threads: For arithmetic.
+
+    Returns:
+        The exit code, negative if a signal ended it.
+    """
+    while busy(Path(folder)):
+        time.sleep(POLL)
+    # Ray may work from another folder and with another search path than the process that asks
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in sys.path if path))}
+    environment.update(dict.fromkeys(_THREADS, str(threads)))
+    call = [sys.executable, "-m", "epitorch.sweeps.child", str(os.getpid()), *command]
+    with Path(log).open("ab") as file:
+        # a session of its own: Ctrl-C in the terminal reaches the sweep alone, which then stops its runs in order
+        process = subprocess.Popen(
+            call,
+            stdout=file,
+            stderr=file,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            cwd=directory,
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None:  # Ray cancels by KeyboardInterrupt, which a wait in C would not see
+                time.sleep(POLL)
+        finally:
+            _stop(process)
+    return process.returncode
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
