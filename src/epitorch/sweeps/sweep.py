@@ -10,12 +10,14 @@ from typing import Any
 
 from rich.console import Console
 
-from epitorch.errors import InputError, explain
+from epitorch.errors import InputError, explain, require
 from epitorch.results import RunResult
 from epitorch.sweeps.cluster import Resources
 from epitorch.sweeps.file import SweepFile
 from epitorch.sweeps.jobs import Budget, Job, finished, jobs_of, keep
 from epitorch.sweeps.methods import Method, check_labels, methods_of
+from epitorch.sweeps.plot import summary_plots
+from epitorch.sweeps.published import published_points
 from epitorch.sweeps.runner import Failed, run_jobs
 from epitorch.sweeps.summary import summarize, write_summary
 
@@ -50,7 +52,7 @@ def run_sweep(
         sweep: From `load_sweep`.
         data: As `train` takes it.
         out: Folder of the runs and, without `results`, of the summary.
-        results: Folder of the summary; the result and log of every run are copied there too.
+        results: Folder of summary and plots; the result and log of every run are copied there too.
         seeds: In place of the sweep's, for every method.
         folds: Likewise.
         methods: Only these.
@@ -71,8 +73,13 @@ def run_sweep(
     budget = Budget(str(data), max_steps, "cpu" if resources.gpus == 0 else "auto")
     told = ["epitorch", *sys.argv[1:]] if command is None else command
     summary = _Summary(sweep, jobs, budget, results or out, results, told)
+    require("matplotlib", "sweep")  # not only after hours of work
     failed = run_jobs(jobs, budget, resources, overwrite=overwrite, after=summary.write, console=console)
-    return SweepReport(summary.made(), tuple(failed), results or out)
+    made = summary.made()
+    if made["methods"]:
+        published = published_points(sweep.published) if sweep.published else []
+        summary_plots(made, results or out, published=published, title=sweep.name)
+    return SweepReport(made, tuple(failed), results or out)
 
 
 def _chosen(
