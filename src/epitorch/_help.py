@@ -150,3 +150,19 @@ SWEEP = """
       epitorch sweep sweeps/esc10.yaml --data DIR --out runs/esc10 --results results/esc10
       epitorch sweep sweeps/digits.yaml --data digits --seeds 0 --max-steps 5 --out /tmp/trial
 """
+REPRODUCE = """
+    Run the rows of a table and print what they reach beside the paper's numbers: accuracy (mean, standard deviation,
+    n), parameters, multiply-adds, and the differences.
+
+    TABLE is a YAML file, or a name under tables/ such as cifar10; a name that is not there prints the list. --data is
+    what the table asks for. --budget smoke (default) runs a few steps of every row's recipe, small enough for a CPU,
+    and prints no accuracies; short runs the short recipes; full the paper's schedules (days, on GPUs).
+
+    Kill it whenever you like: the same command keeps what is finished and goes on with the rest.
+
+    writes to --out: table.md, table.json, and ROW-seedN/ (ROW-foldN-seedN/ for sounds) with a log for each run.
+
+    examples:
+      epitorch reproduce cifar10 --data DIR
+      epitorch reproduce imagenet-ablation --data DIR --budget full --rows narrow-0.18,epitome-0.18 --seeds 3
+"""

@@ -18,7 +18,7 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(title="commands", metavar="COMMAND")
     for add in (_add_demo, _add_plan, _add_convert, _add_train, _add_eval, _add_count, _add_bench, _add_export):
         add(commands)
-    for add in (_add_sweep,):
+    for add in (_add_sweep, _add_reproduce):
         add(commands)
     return made
 
@@ -191,6 +191,26 @@ def _add_sweep(commands: Any) -> None:
     parser.add_argument("--overwrite", action="store_true", help="begin runs anew whose recipe has changed")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.set_defaults(command="sweep")
+
+
+def _add_reproduce(commands: Any) -> None:
+    parser = _described(
+        commands.add_parser,
+        _help.REPRODUCE,
+        name="reproduce",
+        help="run a table of the paper, print it beside its numbers",
+    )
+    parser.add_argument("table", metavar="TABLE", help="YAML file, or a name under tables/")
+    _add_data(parser)
+    parser.add_argument("--budget", default="smoke", help="smoke | short | full; default: smoke")
+    parser.add_argument("--rows", type=names, metavar="A,B", help="only these")
+    parser.add_argument("--seeds", type=at_least_1, default=1, metavar="N", help="how many, from 0; default: 1")
+    parser.add_argument("--folds", type=seeds, metavar="N,N", help="sounds: default 1 with smoke, else 1,2,3,4,5")
+    parser.add_argument("--out", type=folder, metavar="DIR", help="default: runs/reproduce/TABLE-BUDGET")
+    _add_resources(parser)
+    parser.add_argument("--overwrite", action="store_true", help="begin runs anew whose recipe has changed")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    parser.set_defaults(command="reproduce")
 
 
 def _add_resources(parser: argparse.ArgumentParser) -> None:

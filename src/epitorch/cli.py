@@ -298,6 +298,32 @@ def _sweep(arguments: argparse.Namespace) -> None:
         raise failure(report.failed)
 
 
+def _reproduce(arguments: argparse.Namespace) -> None:
+    from epitorch.sweeps.reproduce import reproduce
+    from epitorch.sweeps.runner import failure
+    from epitorch.sweeps.tables import load_table
+
+    table = load_table(arguments.table)
+    report = reproduce(
+        table,
+        arguments.data,
+        arguments.out or Path("runs/reproduce") / f"{table.name}-{arguments.budget}",
+        effort=arguments.budget,
+        rows=arguments.rows,
+        seeds=arguments.seeds,
+        folds=arguments.folds,
+        resources=_resources(arguments),
+        overwrite=arguments.overwrite,
+    )
+    if arguments.json:
+        _print_json(report.data)
+    else:
+        print(report.text)
+        print(f"written to {report.folder}")
+    if report.failed:
+        raise failure(report.failed)
+
+
 def _resources(arguments: argparse.Namespace) -> Any:
     from epitorch.sweeps.cluster import Resources
 
@@ -318,4 +344,5 @@ _COMMANDS = {
     "export": _export,
     "bench": _bench,
     "sweep": _sweep,
+    "reproduce": _reproduce,
 }
