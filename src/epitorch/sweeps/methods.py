@@ -172,6 +172,7 @@ def with_values(recipe: Recipe, values: Sequence[Value], name: str) -> Recipe:
         line = value.place.lines.get(value.place.path)
         if line is not None:
             lines[path] = line
+            lines.setdefault(path[:1], line)  # an unknown section is told by its own name
     told = ", ".join(f"{value.key} = {_shown(value.value)}" for value in values)
     content = f"# {recipe.name} with {told}\n" + yaml.safe_dump({**data, "name": name}, sort_keys=False, width=120)
     source = values[0].place.source

@@ -46,7 +46,7 @@ class Row:
     label: str = ruled(text())
     recipe: str = ruled(text())
     short: str = ruled(text())
-    paper: PaperNumbers = ruled(Rule("the paper's numbers", lambda v: isinstance(v, PaperNumbers)))
+    paper: PaperNumbers = ruled(Rule("the paper's numbers", lambda v: isinstance(v, PaperNumbers)))  # noqa: RUF009
 
 
 @dataclass(frozen=True)
