@@ -210,7 +210,7 @@ def test_ctrl_c_stops_the_runs_in_order_and_the_rest_is_made_later(recipes: Path
 def test_what_does_not_fit_is_refused_before_anything_runs(recipes: Path, cluster: FakeCluster) -> None:
     with pytest.raises(InputError, match="there is no method 'tall'"):
         go(methods=["tall"])
-    with pytest.raises(InputError, match="these methods have no folds"):
+    with pytest.raises(InputError, match="cannot choose the fold"):
         go(folds=[1])
     assert (cluster.commands, Path("out").exists()) == ([], False)
 

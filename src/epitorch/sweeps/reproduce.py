@@ -23,6 +23,7 @@ from epitorch.sweeps.runner import Failed, run_jobs
 from epitorch.sweeps.summary import spread
 from epitorch.sweeps.tables import Row, Table
 from epitorch.training.recipe import Recipe, load_recipe
+from epitorch.training.recipe_sound import with_fold
 
 Effort = Literal["smoke", "short", "full"]
 EFFORTS: tuple[Effort, ...] = ("smoke", "short", "full")
@@ -112,6 +113,8 @@ def _method(row: Row, effort: Effort, seeds: tuple[int, ...], folds: Sequence[in
         raise RecipeError(f"{error}\n  asked by: the table's row '{row.name}'") from error
     values = smoke_values(recipe) if effort == "smoke" else []
     changed = with_values(recipe, values, f"{recipe.name}-smoke") if values else recipe
+    for fold in folds or ():
+        with_fold(recipe, fold)  # refuses one that there cannot be
     if recipe.sound is None:
         tested: tuple[int | None, ...] = (None,)
     else:

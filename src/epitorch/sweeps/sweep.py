@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from epitorch.errors import InputError, explain, require
+from epitorch.errors import require
 from epitorch.results import RunResult
 from epitorch.sweeps.cluster import Resources
 from epitorch.sweeps.file import SweepFile
@@ -20,6 +21,7 @@ from epitorch.sweeps.plot import summary_plots
 from epitorch.sweeps.published import published_points
 from epitorch.sweeps.runner import Failed, run_jobs
 from epitorch.sweeps.summary import summarize, write_summary
+from epitorch.training.recipe_sound import with_fold
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,8 @@ def _chosen(
     if seeds is not None:
         found = [replace(method, seeds=tuple(seeds)) for method in found]
     if folds is not None:
-        silent = [method.label for method in found if method.folds == (None,)]
-        if silent:
-            raise InputError(
-                explain("these methods have no folds", expected="sounds", got=", ".join(silent), where="--folds")
-            )
+        for method, fold in product(found, folds):
+            with_fold(method.recipe, fold)  # refuses one that there cannot be
         found = [replace(method, folds=tuple(folds)) for method in found]
     return found
 

@@ -1,0 +1,135 @@
+"""Runs on a real Ray of this machine: made, failed, stopped, resumed; and what a killed sweep leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from sweep_helpers import TINY, console, write_sweep
+
+from epitorch.cli import main
+from epitorch.errors import InputError
+from epitorch.results import load_results
+from epitorch.sweeps.cluster import Cluster, Resources, connected
+from epitorch.training.recipe import load_recipe
+from epitorch.training.run import train
+
+BROKEN = TINY.replace("epitorch:digits_cnn", "torch.nn:Nothing")
+
+
+def wait_for(path: Path, seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.1)
+
+
+def test_a_sweep_from_the_command_line(recipes: Path, local_ray: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    (recipes / "recipes/tiny/broken.yaml").write_text(BROKEN)
+    write_sweep(recipes / "s.yaml", "recipes: [tiny/broken, tiny/dense]\nset: {training.peak_lr: 0.2}\nseeds: [1]\n")
+    command = [
+        "sweep",
+        "s.yaml",
+        "--data",
+        "digits",
+        "--max-steps",
+        "2",
+        "--jobs",
+        "2",
+        "--cpus-per-run",
+        "1",
+        "--json",
+    ]
+    assert main([*command, "--out", "out"]) == 1
+    out, err = capsys.readouterr()
+    summary = json.loads(out)
+    assert (summary["complete"], list(summary["methods"])) == (False, ["dense"])
+    assert "error: 1 runs failed" in err
+    assert "broken-seed1" in err
+    assert Path("out/broken-seed1.log").read_text().count("error: ") == 1
+    (result,) = load_results(Path("out/dense-seed1/results.json"))
+    assert (result.seed, result.recipe["training"]["peak_lr"], result.data["steps_run"]) == (1, 0.2, 2)
+    assert result.command[:3] == ["epitorch", "train", "out/recipes/dense.yaml"]
+    reached = train(load_recipe("out/recipes/dense.yaml"), "digits", "alone", seed=1, max_steps=2, console=console())
+    assert reached.accuracy == result.accuracy
+    assert main([*command, "--out", "out", "--methods", "dense"]) == 0
+    assert json.loads(capsys.readouterr().out)["complete"] is True
+
+
+@pytest.mark.slow
+def test_a_stopped_run_keeps_its_state_and_goes_on_to_the_same_numbers(recipes: Path, local_ray: Cluster) -> None:
+    long = recipes / "long.yaml"
+    long.write_text(TINY.replace("epochs: 1", "epochs: 200"))
+    command = ["train", "long.yaml", "--data", "digits", "--max-steps", "120", "--out", "out/long"]
+    Path("out").mkdir()
+    handle = local_ray.start(command, "out/long", "out/long.log")
+    wait_for(Path("out/long/lightning/last.ckpt"))
+    local_ray.stop([handle])
+    assert not Path("out/long/results.json").exists()
+    assert "the same command goes on" in Path("out/long.log").read_text()
+    handle = local_ray.start(command, "out/long", "out/long.log")
+    assert local_ray.ended([handle], 300) == [handle]
+    assert local_ray.outcome(handle) is None
+    assert "goes on with the unfinished run" in Path("out/long.log").read_text()
+    (result,) = load_results(Path("out/long/results.json"))
+    whole = train(load_recipe(long), "digits", "whole", max_steps=120, console=console())
+    assert (result.accuracy, result.loss) == (whole.accuracy, whole.loss)
+
+
+def test_a_run_ends_by_itself_when_its_parent_is_killed(tmp_path: Path) -> None:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("only Linux tells a process that its parent has ended")
+    child = (
+        "import os, sys, time, signal, pathlib\n"
+        "from epitorch.sweeps.child import follow_parent\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('ended').touch(), sys.exit()))\n"
+        "follow_parent(int(sys.argv[1]))\n"
+        "pathlib.Path('begun').touch()\n"
+        "time.sleep(120)\n"
+    )
+    parent = (
+        "import os, subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', sys.argv[1], str(os.getpid())], start_new_session=True)\n"
+        "time.sleep(120)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent, child], cwd=tmp_path)
+    try:
+        wait_for(tmp_path / "begun")
+        assert not (tmp_path / "ended").exists()
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    wait_for(tmp_path / "ended", 60)
+
+
+def test_a_child_whose_parent_has_ended_already_leaves() -> None:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("only Linux tells a process that its parent has ended")
+    code = "from epitorch.sweeps.child import follow_parent; follow_parent(1 << 22); print('went on')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
+    code = "import os; from epitorch.sweeps.child import follow_parent; follow_parent(os.getppid()); print('went on')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "went on\n")
+
+
+def test_a_run_cannot_ask_for_more_than_there_is(local_ray: Cluster) -> None:
+    before = dict(os.environ)
+    with pytest.raises(InputError, match="more CPUs than any machine has"), connected(Resources(cpus=1000)):
+        pass
+    with pytest.raises(InputError, match="more GPUs than any machine has"), connected(Resources(gpus=64)):
+        pass
+    assert dict(os.environ) == before
+
+
+def test_a_process_that_dies_is_a_failure(recipes: Path, local_ray: Cluster) -> None:
+    handle = local_ray.start(["train", "nothing", "--data", "digits"], "out", str(recipes / "x.log"))
+    assert local_ray.ended([handle], 120) == [handle]
+    assert local_ray.outcome(handle) == "exit code 2"
+    assert "there is no recipe 'nothing'" in (recipes / "x.log").read_text()
