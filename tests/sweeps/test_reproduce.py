@@ -174,7 +174,7 @@ def test_wrong_input_is_told(
         ("metric:", "metrics:", "line 3: unknown key 'metrics'; did you mean 'metric'?"),
         ("accuracy: 48.5", "accuracy: 148.5", "line 7: 'rows.0.paper.accuracy' has a value that does not fit"),
         ("name: ours", "name: narrow", "two rows are called 'narrow'"),
-        ("short: tiny/wide, ", "", "the key 'rows.0.short' is missing"),
+        ("short: tiny/wide,", "", "the key 'rows.0.short' is missing"),
         ("params: 1.9", "parameters: 1.9", "line 7: unknown key 'rows.0.paper.parameters'"),
     ],
 )

@@ -23,19 +23,20 @@ def execute(command: Sequence[str], folder: str, log: str, directory: str, threa
         command: Arguments of `epitorch`.
         folder: Of the run; if another process is at work there, its end is waited for.
         log: File for what the run prints; it is appended to.
-        directory: To work in: recipes may name files from there.
+        directory: To work in: the paths are seen from there, as are those in recipes.
         threads: For arithmetic.
 
     Returns:
         The exit code, negative if a signal ended it.
     """
-    while busy(Path(folder)):
+    while busy(Path(directory, folder)):
         time.sleep(POLL)
     # Ray may work from another folder and with another search path than the process that asks
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in sys.path if path))}
+    places = dict.fromkeys(os.path.abspath(path) for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     environment.update(dict.fromkeys(_THREADS, str(threads)))
     call = [sys.executable, "-m", "epitorch.sweeps.child", str(os.getpid()), *command]
-    with Path(log).open("ab") as file:
+    with Path(directory, log).open("ab") as file:
         # a session of its own: Ctrl-C in the terminal reaches the sweep alone, which then stops its runs in order
         process = subprocess.Popen(
             call,
