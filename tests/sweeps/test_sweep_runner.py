@@ -115,6 +115,11 @@ def test_a_run_whose_recipe_is_changed_meanwhile_has_failed(recipes: Path, clust
     assert "was changed while the sweep was at work" in failed.problem
 
 
+def test_a_run_that_another_process_finished_has_not_failed(recipes: Path, cluster: FakeCluster) -> None:
+    cluster.outcome = lambda handle: "exit code 2"  # type: ignore[method-assign]
+    assert go().failed == ()
+
+
 # ---- what folders hold ----
 
 

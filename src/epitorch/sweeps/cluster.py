@@ -81,7 +81,7 @@ def connected(resources: Resources) -> Iterator[Cluster]:
         MissingExtraError: If Ray is not installed.
         InputError: If no cluster answers at the address, or a run asks for more than there is.
     """
-    with _quiet():
+    with _variables():
         ray = require("ray", "sweep")
         ours = not ray.is_initialized()
         if ours:
@@ -145,12 +145,19 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+# No statistics are sent, and runs are no less urgent than the sweep itself (Ray would make them so by 15).
+_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",
+}
+
+
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No statistics sent, no advice printed; the variables are put back."""
-    wanted = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
-    before = {key: os.environ.get(key) for key in wanted}
-    os.environ.update(wanted)
+def _variables() -> Iterator[None]:
+    """Set what Ray reads from the environment; it is put back after."""
+    before = {key: os.environ.get(key) for key in _VARIABLES}
+    os.environ.update(_VARIABLES)
     try:
         yield
     finally:

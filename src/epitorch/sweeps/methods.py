@@ -151,7 +151,7 @@ def _suffix(value: Value) -> str:
 
 def _safe(label: str) -> str:
     """The label with what a folder's name allows, and short enough for one."""
-    safe = re.sub(r"[^\w.+-]+", "_", label).strip("_")
+    safe = re.sub(r"[^\w.+-]+", "_", label).strip("_.")
     return safe if len(safe) <= LONGEST else f"{safe[: LONGEST - 9]}-{sha256(label.encode()).hexdigest()[:8]}"
 
 

@@ -99,16 +99,21 @@ class _Work:
     def _begin(self, job: Job) -> None:
         overwrite = self._overwrite and state_of(job, self._budget) == "changed"
         command = command_of(job, self._budget, overwrite=overwrite)
-        job.log.unlink(missing_ok=True) if overwrite else None
+        if overwrite:
+            job.log.unlink(missing_ok=True)
         self._running[self._cluster.start(command, str(job.folder), str(job.log))] = job
         self._reporter.begun(job.name)
 
     def _end(self, handle: Any) -> list[Failed]:
         job, problem = self._running.pop(handle), self._cluster.outcome(handle)
-        if problem is not None:
-            problem = f"{problem}, {_last_words(job.log)}"
-        elif finished(job, self._budget) is None:
+        if finished(job, self._budget) is not None:
+            problem = (
+                None  # a run that outlived an earlier sweep may have finished it, so that ours found nothing to do
+            )
+        elif problem is None:
             problem = "its recipe was changed while the sweep was at work"
+        else:
+            problem = f"{problem}, {_last_words(job.log)}"
         self._reporter.ended(job.name, problem)
         self._after()
         return [] if problem is None else [Failed(job, problem)]
