@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ def local_ray() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     from epitorch.sweeps.cluster import Resources, connected
 
+    before = signal.getsignal(signal.SIGTERM)
     with connected(Resources(jobs=2, cpus=1)) as made:
         yield made
     assert not ray.is_initialized()
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -98,7 +98,10 @@ def test_a_run_ends_by_itself_when_its_parent_is_killed(tmp_path: Path) -> None:
         "subprocess.Popen([sys.executable, '-c', sys.argv[1], str(os.getpid())], start_new_session=True)\n"
         "time.sleep(120)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", parent, child], cwd=tmp_path)
+    places = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent, child], cwd=tmp_path, env={**os.environ, "PYTHONPATH": places}
+    )
     try:
         wait_for(tmp_path / "begun")
         assert not (tmp_path / "ended").exists()

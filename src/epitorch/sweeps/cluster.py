@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,7 +83,7 @@ def connected(resources: Resources) -> Iterator[Cluster]:
         MissingExtraError: If Ray is not installed.
         InputError: If no cluster answers at the address, or a run asks for more than there is.
     """
-    with _variables():
+    with _variables(), _handlers():
         ray = require("ray", "sweep")
         ours = not ray.is_initialized()
         if ours:
@@ -166,3 +168,16 @@ def _variables() -> Iterator[None]:
                 del os.environ[key]
             else:
                 os.environ[key] = value
+
+
+@contextmanager
+def _handlers() -> Iterator[None]:
+    """Put back what Ray does to the handling of SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
