@@ -16,11 +16,13 @@ from sweep_helpers import TINY, console, write_sweep
 from epitorch.cli import main
 from epitorch.errors import InputError
 from epitorch.results import load_results
+from epitorch.sweeps import child
 from epitorch.sweeps.cluster import Cluster, Resources, connected
 from epitorch.training.recipe import load_recipe
 from epitorch.training.run import train
 
 BROKEN = TINY.replace("epitorch:digits_cnn", "torch.nn:Nothing")
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells that a parent has ended")
 
 
 def wait_for(path: Path, seconds: float = 240) -> None:
@@ -82,28 +84,24 @@ def test_a_stopped_run_keeps_its_state_and_goes_on_to_the_same_numbers(recipes: 
     assert (result.accuracy, result.loss) == (whole.accuracy, whole.loss)
 
 
+@linux
 def test_a_run_ends_by_itself_when_its_parent_is_killed(tmp_path: Path) -> None:
-    if not sys.platform.startswith("linux"):
-        pytest.skip("only Linux tells a process that its parent has ended")
-    child = (
-        "import os, sys, time, signal, pathlib\n"
-        "from epitorch.sweeps.child import follow_parent\n"
+    ends = (
+        "import pathlib, runpy, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('ended').touch(), sys.exit()))\n"
-        "follow_parent(int(sys.argv[1]))\n"
+        "runpy.run_path(sys.argv[1])['follow_parent'](int(sys.argv[2]))\n"
         "pathlib.Path('begun').touch()\n"
         "time.sleep(120)\n"
     )
     parent = (
         "import os, subprocess, sys, time\n"
-        "subprocess.Popen([sys.executable, '-c', sys.argv[1], str(os.getpid())], start_new_session=True)\n"
+        "command = [sys.executable, '-c', *sys.argv[1:], str(os.getpid())]\n"
+        "subprocess.Popen(command, start_new_session=True)\n"
         "time.sleep(120)\n"
     )
-    places = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
-    process = subprocess.Popen(
-        [sys.executable, "-c", parent, child], cwd=tmp_path, env={**os.environ, "PYTHONPATH": places}
-    )
+    process = subprocess.Popen([sys.executable, "-c", parent, ends, child.__file__], cwd=tmp_path)
     try:
-        wait_for(tmp_path / "begun")
+        wait_for(tmp_path / "begun", 60)
         assert not (tmp_path / "ended").exists()
     finally:
         process.send_signal(signal.SIGKILL)
@@ -111,15 +109,14 @@ def test_a_run_ends_by_itself_when_its_parent_is_killed(tmp_path: Path) -> None:
     wait_for(tmp_path / "ended", 60)
 
 
-def test_a_child_whose_parent_has_ended_already_leaves() -> None:
-    if not sys.platform.startswith("linux"):
-        pytest.skip("only Linux tells a process that its parent has ended")
-    code = "from epitorch.sweeps.child import follow_parent; follow_parent(1 << 22); print('went on')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
-    code = "import os; from epitorch.sweeps.child import follow_parent; follow_parent(os.getppid()); print('went on')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "went on\n")
+@linux
+@pytest.mark.parametrize(
+    ("parent", "code", "printed"), [("1 << 22", 128 + signal.SIGTERM, ""), ("os.getppid()", 0, "went on\n")]
+)
+def test_a_child_whose_parent_has_ended_already_leaves(parent: str, code: int, printed: str) -> None:
+    program = f"import os, runpy, sys; runpy.run_path(sys.argv[1])['follow_parent']({parent}); print('went on')"
+    done = subprocess.run([sys.executable, "-c", program, child.__file__], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, printed)
 
 
 def test_a_run_cannot_ask_for_more_than_there_is(local_ray: Cluster) -> None:
