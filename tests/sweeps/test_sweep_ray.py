@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -126,6 +127,20 @@ def test_a_run_cannot_ask_for_more_than_there_is(local_ray: Cluster) -> None:
     with pytest.raises(InputError, match="more GPUs than any machine has"), connected(Resources(gpus=64)):
         pass
     assert dict(os.environ) == before
+
+
+def test_an_address_without_a_cluster_is_told_at_once(
+    recipes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pytest.importorskip("ray"), "is_initialized", lambda: False)
+    write_sweep(recipes / "s.yaml", "recipe: tiny/dense\n")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound and not listening: nothing answers
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        assert main(["sweep", "s.yaml", "--data", "digits", "--out", "out", "--address", address]) == 2
+    err = capsys.readouterr().err
+    assert "--address: no Ray cluster answers" in err
+    assert address in err
 
 
 def test_a_process_that_dies_is_a_failure(recipes: Path, local_ray: Cluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -98,20 +99,30 @@ def connected(resources: Resources) -> Iterator[Cluster]:
 def _start(ray: Any, resources: Resources) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if resources.address is None:
-        cpus = (resources.jobs or 1) * _cpus(resources)
-        ray.init(num_cpus=max(cpus, _cores()), include_dashboard=False, object_store_memory=STORE, **quiet)
+        cpus = max((resources.jobs or 1) * _cpus(resources), _cores())
+        # "local": without it Ray joins a cluster that happens to run on this machine
+        ray.init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=STORE, **quiet)
         return
     try:
+        _reach(resources.address)
         ray.init(address=resources.address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise InputError(
             explain(
                 "no Ray cluster answers",
                 expected="the address of one: auto, HOST:PORT or ray://HOST:PORT",
                 got=f"{resources.address}: {str(error).splitlines()[0]}",
                 where="--address",
+                fix="see that it runs; if it wants a token, set RAY_AUTH_MODE=token (Ray's documentation)",
             )
         ) from error
+
+
+def _reach(address: str) -> None:
+    """Raise OSError at once if nothing listens at HOST:PORT: Ray itself would try for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _cluster(ray: Any, resources: Resources) -> Cluster:
@@ -158,14 +169,15 @@ _VARIABLES = {
 @contextmanager
 def _variables() -> Iterator[None]:
     """Set what Ray reads from the environment; it is put back after."""
-    before = {key: os.environ.get(key) for key in _VARIABLES}
+    # Ray itself turns its tokens on in this process when it starts a cluster
+    before = {key: os.environ.get(key) for key in (*_VARIABLES, "RAY_AUTH_MODE")}
     os.environ.update(_VARIABLES)
     try:
         yield
     finally:
         for key, value in before.items():
             if value is None:
-                del os.environ[key]
+                os.environ.pop(key, None)
             else:
                 os.environ[key] = value
 
