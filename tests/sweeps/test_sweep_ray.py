@@ -143,6 +143,16 @@ def test_an_address_without_a_cluster_is_told_at_once(
     assert address in err
 
 
+@pytest.mark.parametrize("package", ["ray", "matplotlib"])
+def test_a_missing_package_says_which_extra(
+    recipes: Path, package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    write_sweep(recipes / "s.yaml", "recipe: tiny/dense\n")
+    assert main(["sweep", "s.yaml", "--data", "digits", "--out", "out"]) == 2
+    assert "pip install 'epitorch[sweep]'" in capsys.readouterr().err
+
+
 def test_a_process_that_dies_is_a_failure(recipes: Path, local_ray: Cluster) -> None:
     handle = local_ray.start(["train", "nothing", "--data", "digits"], "out", str(recipes / "x.log"))
     assert local_ray.ended([handle], 120) == [handle]
