@@ -94,12 +94,12 @@ def test_smoke_leaves_out_what_needs_a_gpu_or_time() -> None:
     }
     values = {value.key: value.value for value in smoke_values(parse_recipe(data, source="heavy"))}
     assert values == {
-        "training.batch_size": 8,
+        "training.batch_size": 16,
         "training.accumulate": 1,
         "training.compile": False,
         "training.precision": "fp32",
         "training.sync_batchnorm": False,
-        "data.holdout": 8,
+        "data.holdout": 16,
         "epitome.freeze_last_epochs": 0,
         "epitome.snap": False,
     }

@@ -27,7 +27,7 @@ from epitorch.training.recipe_sound import with_fold
 
 Effort = Literal["smoke", "short", "full"]
 EFFORTS: tuple[Effort, ...] = ("smoke", "short", "full")
-SMOKE_STEPS, SMOKE_BATCH, SMOKE_HOLDOUT = 3, 8, 8
+SMOKE_STEPS, SMOKE_BATCH, SMOKE_HOLDOUT = 3, 16, 16
 FOLDS = (1, 2, 3, 4, 5)  # of ESC-50 and ESC-10
 WORDS: dict[Effort, str] = {
     "smoke": f"smoke: {SMOKE_STEPS} steps of {SMOKE_BATCH} samples show that the recipes run; "
