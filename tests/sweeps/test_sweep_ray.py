@@ -153,6 +153,18 @@ def test_a_missing_package_says_which_extra(
     assert "pip install 'epitorch[sweep]'" in capsys.readouterr().err
 
 
+def test_runs_that_have_not_begun_are_stopped_at_once(recipes: Path, local_ray: Cluster) -> None:
+    """More than fit, so that some are starting and some wait; none of them may go on to its end."""
+    (recipes / "long.yaml").write_text(TINY.replace("epochs: 1", "epochs: 500"))
+    Path("out").mkdir()
+    command = ["train", "long.yaml", "--data", "digits", "--out"]
+    handles = [local_ray.start([*command, f"out/{i}"], f"out/{i}", f"out/{i}.log") for i in range(4)]
+    local_ray.stop(handles)
+    assert len(local_ray.ended(handles, 0)) == 1
+    assert not list(Path("out").glob("*/results.json"))
+    assert not Path("out/.stop").exists()
+
+
 def test_a_process_that_dies_is_a_failure(recipes: Path, local_ray: Cluster) -> None:
     handle = local_ray.start(["train", "nothing", "--data", "digits"], "out", str(recipes / "x.log"))
     assert local_ray.ended([handle], 120) == [handle]

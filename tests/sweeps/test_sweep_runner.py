@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,22 @@ def test_ctrl_c_stops_the_runs_in_order_and_the_rest_is_made_later(recipes: Path
     cluster.interrupt_after, cluster.commands = None, []
     assert go().summary["complete"] is True
     assert cluster.names == ["wide-seed1"]  # the fake's runs are finished when they begin
+
+
+def test_sigterm_stops_the_runs_in_order(recipes: Path, cluster: FakeCluster) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    ended = cluster.ended
+
+    def terminated(handles: list[int], seconds: float) -> list[int]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return ended(handles, seconds)
+
+    cluster.ended = terminated  # type: ignore[method-assign,assignment]
+    with pytest.raises(SystemExit) as caught:
+        go()
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert (len(cluster.commands), cluster.stopped) == (2, 1)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_what_does_not_fit_is_refused_before_anything_runs(recipes: Path, cluster: FakeCluster) -> None:

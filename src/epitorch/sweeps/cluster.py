@@ -10,10 +10,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from epitorch.errors import InputError, explain, require
-from epitorch.sweeps.task import execute
+from epitorch.sweeps.task import execute, stop_file
 
 STORE = 80 * 2**20  # bytes of shared memory: no data pass through it
 
@@ -40,6 +41,7 @@ class Cluster:
 
     def __init__(self, ray: Any, cpus: int, gpus: float, jobs: int | None) -> None:
         self._ray, self.cpus, self.gpus, self._jobs = ray, cpus, gpus, jobs
+        self._stop: Path | None = None
         self._run = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(execute)
 
     def capacity(self) -> int:
@@ -54,6 +56,8 @@ class Cluster:
 
     def start(self, command: Sequence[str], folder: str, log: str) -> Any:
         """Start a run and return its handle."""
+        self._stop = stop_file(Path(folder))
+        self._stop.unlink(missing_ok=True)
         return self._run.remote(list(command), folder, log, os.getcwd(), self.cpus)
 
     def ended(self, handles: Sequence[Any], seconds: float) -> list[Any]:
@@ -69,11 +73,15 @@ class Cluster:
         return None if code == 0 else f"exit code {code}"
 
     def stop(self, handles: Sequence[Any]) -> None:
-        """Cancel runs and wait until they have written their state."""
+        """Ask runs to write their state and end, and wait for that; cancel those that have not begun."""
+        if self._stop is None:
+            return
+        self._stop.touch()
         for handle in handles:
             self._ray.cancel(handle, force=False)
         for handle in handles:
             self.outcome(handle)
+        self._stop.unlink(missing_ok=True)
 
 
 @contextmanager

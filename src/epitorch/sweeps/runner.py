@@ -67,20 +67,26 @@ def run_jobs(
         if not waiting:
             console.print(f"all {len(jobs)} runs were finished before", highlight=False)
             return []
-        with connected(resources) as cluster, _terminable():
+        with connected(resources) as cluster, _terminable() as asked:
             reporter = Reporter(len(jobs), len(jobs) - len(waiting), cluster.capacity, console)
             with reporter.shown():
-                return _Work(cluster, budget, overwrite, reporter, after).through(waiting)
+                return _Work(cluster, budget, overwrite, reporter, after, asked).through(waiting)
 
 
 class _Work:
     """The runs that wait and those at work."""
 
     def __init__(
-        self, cluster: Cluster, budget: Budget, overwrite: bool, reporter: Reporter, after: Callable[[], None]
+        self,
+        cluster: Cluster,
+        budget: Budget,
+        overwrite: bool,
+        reporter: Reporter,
+        after: Callable[[], None],
+        asked: threading.Event,
     ) -> None:
         self._cluster, self._budget, self._overwrite = cluster, budget, overwrite
-        self._reporter, self._after = reporter, after
+        self._reporter, self._after, self._asked = reporter, after, asked
         self._running: dict[Any, Job] = {}
 
     def through(self, waiting: Sequence[Job]) -> list[Failed]:
@@ -91,6 +97,8 @@ class _Work:
                     self._begin(queue.pop(0))
                 for handle in self._cluster.ended(list(self._running), POLL):
                     failed += self._end(handle)
+                if self._asked.is_set():
+                    raise SystemExit(128 + signal.SIGTERM)
         except BaseException:
             self._stop()
             raise
@@ -178,20 +186,17 @@ def _claimed(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Inside, SIGTERM ends the sweep in order, as Ctrl-C does. The handlers are put back after."""
+def _terminable() -> Iterator[threading.Event]:
+    """Inside, SIGTERM sets the event: an exception would turn into another in Ray. The handlers are put back after."""
+    asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield asked
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, lambda *_: asked.set())
     try:
-        yield
+        yield asked
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-
-
-def _leave(signum: int, frame: object) -> None:
-    raise SystemExit(128 + signum)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from epitorch.sweeps.jobs import busy
 
 GRACE = 60.0  # seconds for a run to write its state after SIGTERM
 POLL = 0.2
+STOPPED = 128 + signal.SIGTERM
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -29,8 +31,11 @@ def execute(command: Sequence[str], folder: str, log: str, directory: str, threa
     Returns:
         The exit code, negative if a signal ended it.
     """
-    while busy(Path(directory, folder)):
+    stop = stop_file(Path(directory, folder))
+    while busy(Path(directory, folder)) and not stop.exists():
         time.sleep(POLL)
+    if stop.exists():
+        return STOPPED
     # Ray may work from another folder and with another search path than the process that asks
     places = dict.fromkeys(os.path.abspath(path) for path in sys.path if path)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
@@ -48,11 +53,19 @@ def execute(command: Sequence[str], folder: str, log: str, directory: str, threa
             start_new_session=True,
         )
         try:
-            while process.poll() is None:  # Ray cancels by KeyboardInterrupt, which a wait in C would not see
+            while process.poll() is None and not stop.exists():
                 time.sleep(POLL)
         finally:
             _stop(process)
     return process.returncode
+
+
+def stop_file(folder: Path) -> Path:
+    """Return the file beside a run's folder that asks all runs there to stop.
+
+    Cancelling a task in Ray is not enough: one that is just starting misses it.
+    """
+    return folder.parent / ".stop"
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
