@@ -69,7 +69,7 @@ class Cluster:
         try:
             code = self._ray.get(handle)
         except self._ray.exceptions.RayError as error:
-            return str(error).strip().splitlines()[-1]
+            return (str(error).strip() or type(error).__name__).splitlines()[-1]
         return None if code == 0 else f"exit code {code}"
 
     def stop(self, handles: Sequence[Any]) -> None:
