@@ -13,6 +13,8 @@ HEAVY = (
     "timm",
     "pytorch_lightning",
     "lightning",
+    "ray",
+    "matplotlib",
     "rich",
     "yaml",
     "pyarrow",
@@ -25,8 +27,6 @@ HEAVY = (
     "openvino",
     "soundfile",
     "soxr",
-    "ray",
-    "matplotlib",
 )
 # Imports run one way: a module may import what stands before it, and its own package.
 ORDER = [
