@@ -221,7 +221,7 @@ def test_images_that_do_not_fit_the_checkpoint(tmp_path: Path, capsys: pytest.Ca
 # ---- help ----
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "eval", "count", "plan", "convert"])
+@pytest.mark.parametrize("command", ["demo", "train", "eval", "count", "plan", "convert", "sweep", "reproduce"])
 def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
@@ -238,7 +238,7 @@ def examples(text: str) -> list[list[str]]:
 
 
 def test_examples_in_the_help_parse_and_name_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("demo", "train", "eval", "count", "plan", "convert"):
+    for command in ("demo", "train", "eval", "count", "plan", "convert", "sweep", "reproduce"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         for example in examples(capsys.readouterr().out):
@@ -247,6 +247,8 @@ def test_examples_in_the_help_parse_and_name_what_exists(capsys: pytest.CaptureF
                 from epitorch.training.recipe import load_recipe
 
                 load_recipe(arguments.recipe)
+            if command == "sweep":
+                assert (ROOT / arguments.sweep).is_file()
             if command == "count":
                 assert main(example) == 0
                 capsys.readouterr()
@@ -255,7 +257,7 @@ def test_examples_in_the_help_parse_and_name_what_exists(capsys: pytest.CaptureF
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out = capsys.readouterr().out
-    assert all(command in out for command in ("demo", "train", "eval", "count", "plan", "convert"))
+    assert all(command in out for command in ("demo", "train", "eval", "count", "plan", "convert", "sweep"))
 
 
 def test_version_and_module_entry() -> None:

@@ -13,6 +13,8 @@ HEAVY = (
     "timm",
     "pytorch_lightning",
     "lightning",
+    "ray",
+    "matplotlib",
     "rich",
     "yaml",
     "pyarrow",
@@ -50,7 +52,18 @@ ORDER = [
     "bench",
     "models",
 ]
-ORDER += ["results", "checkpoint", "training", "commands", "_help", "_arguments", "_parsers", "cli", "__main__"]
+ORDER += [
+    "results",
+    "checkpoint",
+    "training",
+    "sweeps",
+    "commands",
+    "_help",
+    "_arguments",
+    "_parsers",
+    "cli",
+    "__main__",
+]
 
 
 def test_import_needs_torch_only() -> None:

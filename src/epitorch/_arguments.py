@@ -41,5 +41,34 @@ def seed(text: str) -> int:
     return number
 
 
+def seeds(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(seed(part) for part in text.split(",")))
+
+
+def names(text: str) -> tuple[str, ...]:
+    parts = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not parts:
+        raise ValueError(text)
+    return parts
+
+
+def at_least_1(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < 10**6:
+        raise ValueError(text)
+    return number
+
+
+seeds.__name__ = "list of seeds"
+names.__name__ = "list of names"
+at_least_1.__name__ = "number"
+share.__name__ = "number"
 amount.__name__ = "number"
 sizes.__name__ = "shape"  # argparse names it: "invalid shape value"

@@ -133,3 +133,39 @@ BENCH = """
           recipe:cifar10-short/epitome-0.18-learner --input 1,3,32,32 --batch 1 32 --out bench.json
       epitorch bench torchvision:resnet18 --plan plan.yaml --runtime onnxruntime openvino
 """
+SWEEP = """
+    Run what a sweep file says, several runs at a time on Ray, and sum it up: for each method mean, standard deviation,
+    n, parameters and multiply-adds; for each pair with a reference the mean difference and its standard error, paired
+    by seed (and fold).
+
+    A sweep file has `recipes` (names, paths, patterns such as esc10/*) or `recipe`; `set` and `grid` (values that
+    replace a recipe's, by dotted key: training.epochs), `seeds`, `folds`, `reference`. docs/sweeps.md tells the rest.
+
+    Kill it whenever you like: the same command keeps what is finished and goes on with the rest. A run that fails does
+    not stop the others; the exit code is then 1.
+
+    writes to --out: METHOD-seedN/ (METHOD-foldN-seedN/ for sounds; what `epitorch train` writes) and METHOD-seedN.log
+    for each run, recipes/ with the replaced values; summary.json, summary.md, runs.json, and the accuracy against
+    multiply-adds and against parameters as SVG and PNG.
+
+    examples:
+      epitorch sweep sweeps/digits.yaml --data digits --jobs 2
+      epitorch sweep sweeps/esc10.yaml --data DIR --out runs/esc10 --results results/esc10
+      epitorch sweep sweeps/digits.yaml --data digits --seeds 0 --max-steps 5 --out /tmp/trial
+"""
+REPRODUCE = """
+    Run the rows of a table and print what they reach beside the paper's numbers: accuracy (mean, standard deviation,
+    n), parameters, multiply-adds, and the differences.
+
+    TABLE is a YAML file, or a name under tables/ such as cifar10; a name that is not there prints the list. --data is
+    what the table asks for. --budget smoke (default) runs a few steps of every row's recipe, small enough for a CPU,
+    and prints no accuracies; short runs the short recipes; full the paper's schedules (days, on GPUs).
+
+    Kill it whenever you like: the same command keeps what is finished and goes on with the rest.
+
+    writes to --out: table.md, table.json, and ROW-seedN/ (ROW-foldN-seedN/ for sounds) with a log for each run.
+
+    examples:
+      epitorch reproduce cifar10 --data DIR
+      epitorch reproduce imagenet-ablation --data DIR --budget full --rows narrow-0.18,epitome-0.18 --seeds 3
+"""

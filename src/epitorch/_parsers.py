@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from epitorch import __version__, _help
-from epitorch._arguments import amount, folder, seed, sizes
+from epitorch._arguments import amount, at_least_1, folder, names, seed, seeds, share, sizes
 
 
 def parser() -> argparse.ArgumentParser:
@@ -17,6 +17,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--version", action="version", version=f"epitorch {__version__}")
     commands = made.add_subparsers(title="commands", metavar="COMMAND")
     for add in (_add_demo, _add_plan, _add_convert, _add_train, _add_eval, _add_count, _add_bench, _add_export):
+        add(commands)
+    for add in (_add_sweep, _add_reproduce):
         add(commands)
     return made
 
@@ -168,6 +170,62 @@ def _add_bench(commands: Any) -> None:
     _add_allow_factory(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(command="bench")
+
+
+def _add_sweep(commands: Any) -> None:
+    parser = _described(
+        commands.add_parser,
+        _help.SWEEP,
+        name="sweep",
+        help="many runs: recipes, values, seeds, folds; and their summary",
+    )
+    parser.add_argument("sweep", type=Path, metavar="SWEEP", help="YAML file")
+    _add_data(parser)
+    parser.add_argument("--out", type=folder, metavar="DIR", help="default: runs/NAME")
+    parser.add_argument(
+        "--results", type=folder, metavar="DIR", help="of summary and copies of results; default: --out"
+    )
+    parser.add_argument("--seeds", type=seeds, metavar="N,N", help="in place of the file's")
+    parser.add_argument("--folds", type=seeds, metavar="N,N", help="in place of the file's")
+    parser.add_argument("--methods", type=names, metavar="A,B", help="only these")
+    parser.add_argument("--max-steps", type=at_least_1, metavar="N", help="at most so many steps a run, for a trial")
+    _add_resources(parser)
+    parser.add_argument("--overwrite", action="store_true", help="begin runs anew whose recipe has changed")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.set_defaults(command="sweep")
+
+
+def _add_reproduce(commands: Any) -> None:
+    parser = _described(
+        commands.add_parser,
+        _help.REPRODUCE,
+        name="reproduce",
+        help="run a table of the paper, print it beside its numbers",
+    )
+    parser.add_argument("table", metavar="TABLE", help="YAML file, or a name under tables/")
+    _add_data(parser)
+    parser.add_argument("--budget", default="smoke", help="smoke | short | full; default: smoke")
+    parser.add_argument("--rows", type=names, metavar="A,B", help="only these")
+    parser.add_argument("--seeds", type=at_least_1, default=1, metavar="N", help="how many, from 0; default: 1")
+    parser.add_argument("--folds", type=seeds, metavar="N,N", help="sounds: default 1 with smoke, else 1,2,3,4,5")
+    parser.add_argument("--out", type=folder, metavar="DIR", help="default: runs/reproduce/TABLE-BUDGET")
+    _add_resources(parser)
+    parser.add_argument("--overwrite", action="store_true", help="begin runs anew whose recipe has changed")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    parser.set_defaults(command="reproduce")
+
+
+def _add_resources(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", type=at_least_1, metavar="N", help="runs at a time; default: as many as fit")
+    parser.add_argument(
+        "--cpus-per-run", type=at_least_1, metavar="N", help="threads of a run; default: 1, or cores / jobs"
+    )
+    parser.add_argument(
+        "--gpus-per-run", type=share, metavar="N", help="0.5: two runs on each; default: 1 if there are any"
+    )
+    parser.add_argument(
+        "--address", metavar="ADDR", help="of a Ray cluster (auto, ray://HOST:PORT); default: this machine"
+    )
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:

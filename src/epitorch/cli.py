@@ -36,6 +36,7 @@ _EXTRAS = {
     "demo": ("sklearn",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("openvino",),
+    "sweep": ("ray", "matplotlib"),
 }
 
 
@@ -274,6 +275,66 @@ def _bench(arguments: argparse.Namespace) -> None:
         raise EpitorchError("nothing could be measured: " + "; ".join(report.failures))
 
 
+def _sweep(arguments: argparse.Namespace) -> None:
+    from epitorch.sweeps.file import load_sweep
+    from epitorch.sweeps.runner import failure
+    from epitorch.sweeps.summary import markdown
+    from epitorch.sweeps.sweep import run_sweep
+
+    sweep = load_sweep(arguments.sweep)
+    report = run_sweep(
+        sweep,
+        arguments.data,
+        arguments.out or Path("runs") / sweep.name,
+        results=arguments.results,
+        seeds=arguments.seeds,
+        folds=arguments.folds,
+        methods=arguments.methods,
+        max_steps=arguments.max_steps,
+        resources=_resources(arguments),
+        overwrite=arguments.overwrite,
+    )
+    if arguments.json:
+        _print_json(report.summary)
+    else:
+        print(markdown(report.summary))
+        print(f"written to {report.folder}")
+    if report.failed:
+        raise failure(report.failed)
+
+
+def _reproduce(arguments: argparse.Namespace) -> None:
+    from epitorch.sweeps.reproduce import reproduce
+    from epitorch.sweeps.runner import failure
+    from epitorch.sweeps.tables import load_table
+
+    table = load_table(arguments.table)
+    report = reproduce(
+        table,
+        arguments.data,
+        arguments.out or Path("runs/reproduce") / f"{table.name}-{arguments.budget}",
+        effort=arguments.budget,
+        rows=arguments.rows,
+        seeds=arguments.seeds,
+        folds=arguments.folds,
+        resources=_resources(arguments),
+        overwrite=arguments.overwrite,
+    )
+    if arguments.json:
+        _print_json(report.data)
+    else:
+        print(report.text)
+        print(f"written to {report.folder}")
+    if report.failed:
+        raise failure(report.failed)
+
+
+def _resources(arguments: argparse.Namespace) -> Any:
+    from epitorch.sweeps.cluster import Resources
+
+    return Resources(arguments.jobs, arguments.cpus_per_run, arguments.gpus_per_run, arguments.address)
+
+
 def _print_json(data: Any) -> None:
     print(json.dumps(data, indent=1))
 
@@ -287,4 +348,6 @@ _COMMANDS = {
     "convert": _convert,
     "export": _export,
     "bench": _bench,
+    "sweep": _sweep,
+    "reproduce": _reproduce,
 }

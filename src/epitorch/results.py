@@ -186,7 +186,7 @@ def results_table(results: Sequence[RunResult]) -> str:
     header = ["run", "test %", *(["with learner %"] if learner else []), "held-out %"]
     header += ["parameters", "MAdds", "seconds", "seed"]
     rows = [_row(result, learner=learner) for result in results]
-    return _aligned([header, *rows])
+    return aligned([header, *rows])
 
 
 def _row(result: RunResult, *, learner: bool) -> list[str]:
@@ -207,7 +207,8 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
 
 
-def _aligned(rows: list[list[str]]) -> str:
+def aligned(rows: list[list[str]]) -> str:
+    """Return rows of cells, the header first, as a Markdown table whose columns line up."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = [rows[0], rule, *rows[1:]]

@@ -149,10 +149,8 @@ _SECTIONS: dict[str, type[Any]] = {
 _AMOUNTS = ("c", "match_params", "budget", "layers", "plan")
 _NAME = re.compile(r"[\w+-][\w.+-]*(/[\w+-][\w.+-]*)*")
 # The name is part of the default output folder, so it must not lead out of it.
-_TEXTS = {
-    "name": Rule("letters, digits and -+_. in parts joined by /", lambda v: bool(_NAME.fullmatch(str(v))), str),
-    "description": text(),
-}
+NAME_RULE = Rule("letters, digits and -+_. in parts joined by /", lambda v: bool(_NAME.fullmatch(str(v))), str)
+_TEXTS = {"name": NAME_RULE, "description": text()}
 
 
 def parse_recipe(

@@ -1,0 +1,1 @@
+"""Many training runs: sweeps over recipes, overrides, seeds and folds, and the paper's tables."""

@@ -1,0 +1,101 @@
+"""Means, spreads and paired differences, by hand; and the same as the driver of the ESC-10 experiment."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from math import sqrt
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from sweep_helpers import fake_result
+
+from epitorch.results import RunResult, save_results
+from epitorch.sweeps.file import load_sweep
+from epitorch.sweeps.jobs import jobs_of
+from epitorch.sweeps.methods import methods_of
+from epitorch.sweeps.summary import markdown, pairs_of, summarize
+from epitorch.sweeps.sweep import run_sweep
+from epitorch.training.recipe import load_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def runs(name: str, tests: dict[int, float]) -> list[RunResult]:
+    return [fake_result(load_recipe(f"tiny/{name}"), seed, test) for seed, test in tests.items()]
+
+
+@pytest.mark.parametrize(
+    ("references", "pairs"),
+    [
+        ([], [("b", "a"), ("c", "a")]),
+        (["b"], [("a", "b"), ("c", "b")]),
+        (["b", "a"], [("c", "b"), ("c", "a"), ("b", "a")]),
+        (["a", "b"], [("c", "a"), ("a", "b"), ("c", "b")]),
+    ],
+)
+def test_which_methods_are_compared(references: list[str], pairs: list[tuple[str, str]]) -> None:
+    assert sorted(pairs_of(["a", "b", "c"], references)) == sorted(pairs)
+
+
+def test_differences_are_paired_by_seed(recipes: Path) -> None:
+    """By hand: seeds 0 and 1 have 0.1 and 0.3; seed 2 has no partner."""
+    both = {"dense": runs("dense", {1: 0.4, 0: 0.5}), "wide": runs("wide", {0: 0.6, 1: 0.7, 2: 0.9})}
+    summary = summarize(both, ["dense"], total=6, command=["a", "b c"])
+    (row,) = summary["differences"]
+    assert (row["first"], row["second"], row["n"]) == ("wide", "dense", 2)
+    assert row["mean"] == pytest.approx(0.2)
+    assert row["standard_error"] == pytest.approx(sqrt(2 * 0.1**2) / sqrt(2))
+    method = summary["methods"]["wide"]
+    assert (method["n"], method["mean"]) == (3, pytest.approx(2.2 / 3))
+    assert method["sd"] == pytest.approx(sqrt(((0.6 - 2.2 / 3) ** 2 + (0.7 - 2.2 / 3) ** 2 + (0.9 - 2.2 / 3) ** 2) / 2))
+    assert (method["seeds"], method["by_seed"]) == ([0, 1, 2], [0.6, 0.7, 0.9])
+    assert (summary["complete"], summary["seeds"], summary["command"]) == (False, [0, 1, 2], "a 'b c'")
+
+
+def test_one_run_has_no_spread_and_methods_without_runs_are_left_out(recipes: Path) -> None:
+    some = {"dense": runs("dense", {0: 0.5}), "wide": runs("wide", {0: 0.6}), "none": []}
+    summary = summarize(some, ["dense"], total=3, command=["c"])
+    assert (list(summary["methods"]), summary["methods"]["wide"]["sd"]) == (["dense", "wide"], None)
+    assert summary["differences"][0]["standard_error"] is None
+    assert "| wide | 60.00 | - | 1 | 2,000,000 | 10.0 | 0.500 |" in markdown(summary)
+    assert "| wide - dense | +10.00 | - | 1 |" in markdown(summary)
+    apart = {"dense": runs("dense", {0: 0.5}), "wide": runs("wide", {1: 0.6})}
+    assert summarize(apart, ["dense"], total=2, command=["c"])["differences"] == []
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("esc10_driver_beside", ROOT / "benchmarks" / "esc10.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_esc10_gives_what_its_driver_gives(driver: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    jobs = jobs_of(methods_of(load_sweep(ROOT / "sweeps/esc10.yaml")), Path("runs"))
+    for i, job in enumerate(jobs):
+        test = 0.5 + (i * 37 % 11) / 100
+        save_results(job.folder / "results.json", fake_result(job.method.recipe, job.seed, test, job.fold))
+    theirs = [driver.Job(j.method.label, f"esc10/{j.method.label}", j.fold, j.seed, j.folder) for j in jobs]
+    arguments = argparse.Namespace(results=Path("res"), methods=driver.METHODS, seeds=[0, 1], folds=[1, 2, 3, 4, 5])
+    driver._sum_up(theirs, arguments)
+    ours = run_sweep(load_sweep(ROOT / "sweeps/esc10.yaml"), "DIR", "runs", command=["c"]).summary
+    expected = json.loads(Path("res/summary.json").read_text())
+    assert (ours["complete"], ours["seeds"], ours["folds"]) == (True, expected["seeds"], expected["folds"])
+    for label, row in expected["methods"].items():
+        mine = json.loads(json.dumps(ours["methods"][label]))
+        assert {key: mine[key] for key in row if key != "name"} == {key: row[key] for key in row if key != "name"}
+    short = [
+        {**row, **{key: row[key].removeprefix("esc10/") for key in ("first", "second")}}
+        for row in expected["differences"]
+    ]
+    assert sorted(ours["differences"], key=str) == sorted(short, key=str)
+    assert len(short) == 3
