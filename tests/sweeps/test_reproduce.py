@@ -53,7 +53,8 @@ def test_short_runs_the_short_recipes_and_stands_beside_the_paper(table: Path, c
     assert data == report.data
     assert (data["name"], data["budget"], data["complete"]) == ("digits", "short", True)
     first, second = data["rows"]
-    assert first["accuracy"] == {"mean": pytest.approx(62), "sd": 0, "n": 2, "seeds": [0, 1], "folds": []}
+    wanted = {"mean": pytest.approx(62), "sd": 0, "n": 2, "measured_on": "test images", "seeds": [0, 1], "folds": []}
+    assert first["accuracy"] == wanted
     assert first["difference"]["accuracy"] == pytest.approx(13.5)
     assert first["difference"]["params"] == pytest.approx(0.1)
     assert first["difference"]["madds"] is None

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from types import ModuleType
 import pytest
 from sweep_helpers import fake_result
 
+from epitorch.errors import InputError
 from epitorch.results import RunResult, save_results
 from epitorch.sweeps.file import load_sweep
 from epitorch.sweeps.jobs import jobs_of
@@ -65,6 +67,22 @@ def test_one_run_has_no_spread_and_methods_without_runs_are_left_out(recipes: Pa
     assert "| wide - dense | +10.00 | - | 1 |" in markdown(summary)
     apart = {"dense": runs("dense", {0: 0.5}), "wide": runs("wide", {1: 0.6})}
     assert summarize(apart, ["dense"], total=2, command=["c"])["differences"] == []
+
+
+def without_test(result: RunResult, *heldout: float) -> RunResult:
+    return replace(result, accuracy=replace(result.accuracy, test=None, heldout=list(heldout)))
+
+
+def test_where_there_is_no_test_the_held_out_images_stand_in_and_that_is_said(recipes: Path) -> None:
+    some = {"dense": [without_test(runs("dense", {0: 0.9})[0], 0.2, 0.4)], "wide": runs("wide", {0: 0.6})}
+    summary = summarize(some, ["dense"], total=2, command=["c"])
+    assert [row["measured_on"] for row in summary["methods"].values()] == ["held-out images", "test images"]
+    assert summary["methods"]["dense"]["mean"] == 0.4
+    assert summary["differences"][0]["mean"] == pytest.approx(0.2)
+    assert "held-out images stand in: dense." in markdown(summary)
+    assert "stand in" not in markdown(summarize({"wide": some["wide"]}, [], total=1, command=["c"]))
+    with pytest.raises(InputError, match="no accuracy"):
+        summarize({"dense": [without_test(some["wide"][0])]}, [], total=1, command=["c"])
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from run_helpers import quiet
 from sound_files import ESC10, write_sounds
@@ -15,7 +16,7 @@ from sound_files import ESC10, write_sounds
 from epitorch.checkpoint import load_checkpoint
 from epitorch.cli import main
 from epitorch.commands import _test_images
-from epitorch.errors import DataError, RecipeError
+from epitorch.errors import DataError, InputError, RecipeError
 from epitorch.training.data_kinds import kind_in, load_split, normalization
 from epitorch.training.evaluation import evaluate_checkpoint
 from epitorch.training.folds import cross_validation
@@ -90,6 +91,18 @@ def test_the_command_takes_a_fold(
     assert result["recipe"]["sound"]["fold"] == 2
     assert "all folds but 2" in result["data"]["train"]
     assert list(Path("runs").glob("*/recipe/fold2-seed0/results.json"))
+
+
+def test_an_unfinished_run_of_another_fold_is_not_gone_on_with(folders: dict[str, Path], tmp_path: Path) -> None:
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), folders["esc10"], tmp_path, console=quiet(), callbacks=[Stop()])
+    with pytest.raises(InputError, match=r"(?s)earlier run.*recipe, fold, seed, data"):
+        train(with_fold(tiny(), 2), folders["esc10"], tmp_path, console=quiet())
+    assert train(tiny(), folders["esc10"], tmp_path, console=quiet()).recipe["sound"]["fold"] == 1
 
 
 def test_one_seed_gives_one_result(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_another_run_does_not_go_on_in_the_folder(options: dict[str, Any], tmp_p
     stopped(tmp_path)
     before = (tmp_path / STATE).read_bytes()
     recipe = options.pop("recipe", tiny_recipe())
-    with pytest.raises(InputError, match="an unfinished run of this recipe, seed and data"):
+    with pytest.raises(InputError, match="an unfinished run of this recipe, fold, seed, data"):
         run(recipe, tmp_path, **options)
     assert (tmp_path / STATE).read_bytes() == before
 

@@ -20,7 +20,7 @@ from epitorch.sweeps.file import Value
 from epitorch.sweeps.jobs import Budget, Job, finished, jobs_of
 from epitorch.sweeps.methods import Method, plain_value, with_values
 from epitorch.sweeps.runner import Failed, run_jobs
-from epitorch.sweeps.summary import spread
+from epitorch.sweeps.summary import measured_on, spread
 from epitorch.sweeps.tables import Row, Table
 from epitorch.training.recipe import Recipe, load_recipe
 from epitorch.training.recipe_sound import with_fold
@@ -207,6 +207,7 @@ def _accuracy(results: Sequence[RunResult], name: str) -> dict[str, Any]:
         "mean": 100 * found["mean"],
         "sd": None if found["sd"] is None else 100 * found["sd"],
         "n": found["n"],
+        "measured_on": measured_on(results),
         "seeds": list(found["seeds"]),
         "folds": list(found.get("folds", [])),
     }
@@ -241,7 +242,8 @@ def _reached(accuracy: dict[str, Any] | None) -> str:
     if accuracy is None:
         return "-"
     spread_ = "" if accuracy["sd"] is None else f" +- {accuracy['sd']:.2f}"
-    return f"{accuracy['mean']:.2f}{spread_} (n = {accuracy['n']})"
+    heldout = ", held-out images" if accuracy["measured_on"] == "held-out images" else ""
+    return f"{accuracy['mean']:.2f}{spread_} (n = {accuracy['n']}{heldout})"
 
 
 def _number(value: float | None, digits: int, sign: str = "") -> str:

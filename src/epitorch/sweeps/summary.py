@@ -12,6 +12,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from epitorch._files import write_atomic
+from epitorch.errors import InputError, explain
 from epitorch.results import RunResult
 from epitorch.training.folds import cross_validation, paired_difference
 
@@ -62,11 +63,29 @@ def fold_of(result: RunResult) -> int | None:
     return sound["fold"] if isinstance(sound, dict) else None
 
 
+def measured_on(results: Sequence[RunResult]) -> str:
+    """Return `test images`, or `held-out images` where the data have no split to test on."""
+    return "held-out images" if any(result.accuracy.test is None for result in results) else "test images"
+
+
+def _accuracy(result: RunResult) -> float:
+    """On the test images; where there are none, the last on the held-out ones.
+
+    Raises:
+        InputError: If the run has neither.
+    """
+    accuracy = _last(result.accuracy.heldout) if result.accuracy.test is None else result.accuracy.test
+    if accuracy is None:
+        expected = "one on test or held-out images"
+        raise InputError(explain("a run has no accuracy", expected=expected, got="none", where=result.name))
+    return accuracy
+
+
 def spread(results: Sequence[RunResult], label: str) -> dict[str, Any]:
-    """Return n, mean and standard deviation of the test accuracy, for sounds by fold and by seed as well."""
+    """Return n, mean and standard deviation of the accuracy, for sounds by fold and by seed as well."""
     if fold_of(results[0]) is not None:
         return asdict(cross_validation([replace(result, name=label) for result in results]))
-    by_seed = {result.seed: result.accuracy.test for result in sorted(results, key=lambda result: result.seed)}
+    by_seed = {result.seed: _accuracy(result) for result in sorted(results, key=lambda result: result.seed)}
     values = list(by_seed.values())
     return {
         "name": label,
@@ -99,7 +118,7 @@ def difference(first: Sequence[RunResult], second: Sequence[RunResult], name: st
 
 
 def _by_key(results: Sequence[RunResult]) -> dict[tuple[int | None, int], float]:
-    return {(fold_of(result), result.seed): result.accuracy.test for result in results}
+    return {(fold_of(result), result.seed): _accuracy(result) for result in results}
 
 
 def _method(label: str, results: Sequence[RunResult]) -> dict[str, Any]:
@@ -108,6 +127,7 @@ def _method(label: str, results: Sequence[RunResult]) -> dict[str, Any]:
     last = results[-1]
     return {
         **spread(results, label),
+        "measured_on": measured_on(results),
         "gap_mean": mean(gaps) if gaps else None,
         "train_loss_mean": mean(losses) if losses else None,
         "parameters": last.parameters.total,
@@ -165,6 +185,9 @@ def markdown(summary: Mapping[str, Any]) -> str:
             f"| {label} | {100 * row['mean']:.2f} | {_percent(row['sd'])} | {row['n']} | {row['parameters']:,} "
             f"| {row['madds_executed'] / 1e6:.1f} | {loss} |"
         )
+    heldout = [label for label, row in summary["methods"].items() if row["measured_on"] == "held-out images"]
+    if heldout:
+        lines += ["", f"No split to test on; the held-out images stand in: {', '.join(heldout)}."]
     if summary["differences"]:
         lines += ["", *_differences(summary["differences"])]
     return "\n".join([*lines, "", f"`{summary['command']}`"])

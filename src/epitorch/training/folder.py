@@ -30,6 +30,7 @@ class Identity:
     seed: int
     max_steps: int | None
     data: str
+    fold: int | None = None
 
 
 def unfinished(out: Path, identity: Identity, overwrite: bool) -> bool:
@@ -68,7 +69,7 @@ def refuse_used(out: Path, overwrite: bool) -> None:
         raise InputError(
             explain(
                 "this folder has an earlier run",
-                expected=f"a folder without {', '.join(_OURS)}, or an unfinished run of this recipe, seed and data",
+                expected=f"a folder without {', '.join(_OURS)}, or an unfinished run of this recipe, fold, seed, data",
                 got=", ".join(map(str, used)),
                 fix="choose another folder, or pass --overwrite (overwrite=True)",
             )

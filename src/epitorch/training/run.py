@@ -121,7 +121,8 @@ def train(
         checkpoint_steps,
         workers,
     )
-    identity = Identity(recipe.sha256, options.seed, max_steps, str(data_path))
+    fold = None if recipe.sound is None else recipe.sound.fold
+    identity = Identity(recipe.sha256, options.seed, max_steps, str(data_path), fold)
     if options.ranks.first:
         unfinished(out, identity, overwrite)
     with quiet_lightning(), group_ended(), seeded(options.seed):
