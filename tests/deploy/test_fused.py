@@ -6,6 +6,7 @@ import copy
 import io
 import os
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ CASE = Case(
     (2, 9, 11),
     0,
 )
+SQUEEZED = replace(CASE, activations=("silu", "silu", "identity"), squeeze=(5, "relu", "sigmoid"))
 
 
 def runnable() -> list[Any]:
@@ -73,17 +75,18 @@ def test_every_way_equals_the_loops(case: Case) -> None:
         assert relative(expected, got) < 1e-4, name
 
 
+@pytest.mark.parametrize("case", [CASE, SQUEEZED], ids=["plain", "squeezed"])
 @pytest.mark.parametrize("name", [*LANES, "torch"])
-def test_a_perturbed_tensor_changes_the_output(name: Any) -> None:
+def test_a_perturbed_tensor_changes_the_output(name: Any, case: Case) -> None:
     if name != "torch" and (not native_available() or name not in runnable()):
         pytest.skip("no kernel for it here")
-    stage, x = CASE.stage(), CASE.input()
+    stage, x = case.stage(), case.input()
 
     def run(stage: Stage) -> Tensor:
         return run_reference(stage, x) if name == "torch" else run_native(stage, x, name).double()
 
     expected = run(stage)
-    assert relative(CASE.expected(stage), expected) < 1e-4
+    assert relative(case.expected(stage), expected) < 1e-4
     for number in range(len(stage.tensors())):
         tensors = [value.clone() for value in stage.tensors()]
         if tensors[number].is_floating_point():
@@ -95,9 +98,10 @@ def test_a_perturbed_tensor_changes_the_output(name: Any) -> None:
 
 
 @native
-def test_not_a_number_comes_through_and_stays_in_its_image() -> None:
-    stage = CASE.stage().map(lambda value: value.float())
-    x = CASE.input().float()
+@pytest.mark.parametrize("case", [CASE, SQUEEZED], ids=["plain", "squeezed"])
+def test_not_a_number_comes_through_and_stays_in_its_image(case: Case) -> None:
+    stage = case.stage().map(lambda value: value.float())
+    x = case.input().float()
     broken = x.clone()
     broken[0, 3, 4, 5] = float("nan")
     for name in runnable():

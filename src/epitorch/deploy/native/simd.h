@@ -103,6 +103,8 @@ INLINE V exponential(V x) {
   return p * (V)power;
 }
 
+INLINE V sigmoid(V v) { return 1.0f / (1.0f + exponential(-v)); }
+
 template <int A>
 INLINE V activate(V v, V low, V high) {
   if constexpr (A == 1) return v / (1.0f + exponential(-v));
