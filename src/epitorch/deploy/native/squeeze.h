@@ -76,7 +76,8 @@ static void make_gates(const Stage& s, const Plan& plan, const Kept& kept) {
     V gate = load(s.restore_bias + v * W);
     const float* rows = s.restore + (ptrdiff_t)v * s.squeeze * W;
     for (int r = 0; r < s.squeeze; r++) gate += kept.narrow[r] * load(rows + r * W);
-    gate = s.gate == kSigmoid ? sigmoid(gate) : clamp(gate + 3.0f, splat(0.0f), splat(6.0f)) * (1.0f / 6.0f);
+    gate = clamp(gate, splat(-87.0f), splat(87.0f));
+    gate = s.gate == kSigmoid ? sigmoid(gate) + (gate - gate) : clamp(gate + 3.0f, splat(0.0f), splat(6.0f)) * (1.0f / 6.0f);
     const float* wrap = lanes(s, v).wrap;
     store(kept.gates + 2 * v * W, gate * load(wrap));
     store(kept.gates + (2 * v + 1) * W, gate * load(wrap + W));
