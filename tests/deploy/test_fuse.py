@@ -216,6 +216,7 @@ def fused_after(change: Callable[[Any], object]) -> Any:
     """EfficientNet's row of the third block after a change to its squeeze-excitation; both networks agree."""
     net: Any = deploy(squeezed("efficientnet_b0"), torch.randn(1, 3, 32, 32), "reuse")
     change(net.blocks[1][0])
+    net.eval()
     x = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         fast: Any = fuse(net)

@@ -21,6 +21,7 @@ _ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.Hardswish: "hardswish",
 }
 _GATES: dict[type[nn.Module], Gate] = {nn.Sigmoid: "sigmoid", nn.Hardsigmoid: "hardsigmoid"}
+_TIMM_GATES: dict[str, Gate] = {"Sigmoid": "sigmoid", "HardSigmoid": "hardsigmoid"}
 _DO_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout2d)  # in eval mode
 _BLOCKS = (
     ("torchvision.models.mobilenetv2", "InvertedResidual"),
@@ -240,12 +241,19 @@ def _squeeze(module: Any, channels: int) -> tuple[tuple[Activation, Gate], Squee
     if names is None or getattr(module, "add_maxpool", False) or not _does_nothing(getattr(module, "bn", None)):
         raise Declined("another squeeze-excitation than MobileNet's")
     reduce, act, restore, gate = (getattr(module, name) for name in names)
-    if type(act) not in _ACTIVATIONS or type(gate) not in _GATES:
+    how = _gate(gate)
+    if type(act) not in _ACTIVATIONS or how is None:
         raise Declined(f"squeeze-excitation with {type(act).__name__} and {type(gate).__name__}")
     a, b = _dense(reduce, channels), _dense(restore, reduce.out_channels)
     if (a[0].shape[0], b[0].shape[0]) != (reduce.out_channels, channels):
         raise Declined("squeeze-excitation of another width")
-    return (_ACTIVATIONS[type(act)], _GATES[type(gate)]), Squeeze(*a, *b)
+    return (_ACTIVATIONS[type(act)], how), Squeeze(*a, *b)
+
+
+def _gate(module: nn.Module) -> Gate | None:
+    """By name; None if it is another one."""
+    own = (how for name, how in _TIMM_GATES.items() if is_known(module, "timm.layers.activations", name))
+    return _GATES.get(type(module)) or next(own, None)
 
 
 def _dense(conv: Any, channels: int) -> tuple[Tensor, Tensor]:
