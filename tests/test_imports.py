@@ -33,6 +33,7 @@ ORDER = [
     "_rules",
     "_yaml",
     "timing",
+    "progress",
     "spec",
     "functional",
     "init",
