@@ -45,7 +45,15 @@ BLOCKS = (
     (160, 160, 7, 1),
 )
 # EfficientNet-b0, with squeeze-excitation: stage and block, input channels, side of the image
-SQUEEZED = ((1, 0, 16, 112), (1, 1, 24, 56), (2, 0, 24, 56), (2, 1, 40, 28), (3, 1, 80, 14), (4, 1, 112, 14), (5, 1, 192, 7))
+SQUEEZED = (
+    (1, 0, 16, 112),
+    (1, 1, 24, 56),
+    (2, 0, 24, 56),
+    (2, 1, 40, 28),
+    (3, 1, 80, 14),
+    (4, 1, 112, 14),
+    (5, 1, 192, 7),
+)
 Run = Callable[[], Any]
 
 

@@ -96,7 +96,9 @@ class Settings:
         """As integers, for operators."""
         numbers = [ACTIVATIONS.index(name) for name in self.activations]
         rest = [self.stride, self.padding, *numbers, int(self.residual), self.group_in, self.group_out]
-        squeeze = (-1, -1) if self.squeeze is None else (ACTIVATIONS.index(self.squeeze[0]), GATES.index(self.squeeze[1]))
+        squeeze = (
+            (-1, -1) if self.squeeze is None else (ACTIVATIONS.index(self.squeeze[0]), GATES.index(self.squeeze[1]))
+        )
         return [KINDS.index(self.kind), *rest, *squeeze]
 
     @classmethod

@@ -12,7 +12,16 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from epitorch.deploy._fused_block import GATES, KINDS, Activation, Stage, check_input, check_size, check_stage, output_size
+from epitorch.deploy._fused_block import (
+    GATES,
+    KINDS,
+    Activation,
+    Stage,
+    check_input,
+    check_size,
+    check_stage,
+    output_size,
+)
 from epitorch.deploy._fused_pack import Packed, pack
 from epitorch.errors import EpitorchError, ShapeError, explain
 

@@ -159,9 +159,9 @@ def _fuse_convolutions(rows: list[FusedLayer], root: nn.Module) -> None:
 def _fuse_pairs(rows: list[FusedLayer], name: str, net: nn.Module, pairs: tuple[tuple[str, str], ...]) -> None:
     for conv, norm in pairs:
         pair: Any = (getattr(net, conv, None), getattr(net, norm, None))
-        if isinstance(pair[0], nn.Conv2d) and hasattr(pair[1], "act"):
-            if _try_conv(rows, f"{name}.{conv}".lstrip("."), net, pair[0], (*pair, pair[1].act)):
-                _set(net, pair[1], nn.Identity())
+        pairs_up = isinstance(pair[0], nn.Conv2d) and hasattr(pair[1], "act")
+        if pairs_up and _try_conv(rows, f"{name}.{conv}".lstrip("."), net, pair[0], (*pair, pair[1].act)):
+            _set(net, pair[1], nn.Identity())
 
 
 def _try_conv(
