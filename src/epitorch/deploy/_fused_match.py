@@ -232,7 +232,8 @@ def _torchvision_block_parts(block: Any) -> Parts:
     units.append(last)
     if len(units) not in (2, 3) or not all(is_triple(unit, (2, 3)) for unit in units):
         raise Declined(_UNKNOWN)
-    pairs = [(unit[0], _norm(*list(unit)[1:])) for unit in units]
+    parts = [list(unit.children()) for unit in units]
+    pairs = [(conv, _norm(*rest)) for conv, *rest in parts]
     return Parts(pairs[0] if len(pairs) == 3 else None, pairs[-2], pairs[-1], block.use_res_connect, squeeze)
 
 
