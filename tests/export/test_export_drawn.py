@@ -61,7 +61,7 @@ def test_a_drawn_layer_in_its_runtime(tmp_path: Path, one: tuple[Case, str, Any]
     path = tmp_path / ("layer.onnx" if target == "onnx" else "layer.xml")
     for old in tmp_path.iterdir():
         old.unlink()
-    report, refusal = written(layer, x, target, path, strategy)
+    report, refusal = exported(layer, x, target, path, strategy)
     if report is None:  # refused, never wrong, and nothing is left behind
         assert not any(tmp_path.iterdir())
         assert not runs_everywhere(case), refusal
@@ -72,12 +72,12 @@ def test_a_drawn_layer_in_its_runtime(tmp_path: Path, one: tuple[Case, str, Any]
     assert relative(expected, got * 1.001 + 1e-3 * expected.abs().max()) > 1e-4  # the comparison can fail
     if strategy == "size":
         stored = 4 * epitorch.count(nn.Sequential(layer), x).params
-        written = report.bytes if target == "onnx" else path.with_suffix(".bin").stat().st_size
+        size = report.bytes if target == "onnx" else path.with_suffix(".bin").stat().st_size
         room = 68 * KIB if target == "onnx" else 4 * KIB  # of .xml there is no claim
-        assert written <= 1.03 * stored + room, (written, stored)
+        assert size <= 1.03 * stored + room, (size, stored)
 
 
-def written(layer: nn.Module, x: Tensor, target: Any, path: Path, strategy: Any) -> tuple[Any, str]:
+def exported(layer: nn.Module, x: Tensor, target: Any, path: Path, strategy: Any) -> tuple[Any, str]:
     """The report, or None and what the refusal says."""
     try:
         return epitorch.export(nn.Sequential(layer), x, target, path, strategy=strategy), ""
