@@ -10,6 +10,7 @@ that others use at the same time the first holds their share too. Weights are ra
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import platform
@@ -33,7 +34,7 @@ from epitorch.deploy import fuse
 from epitorch.deploy.fused import instruction_set, native_problem
 from epitorch.models.mobilenetv2 import mobilenetv2, mobilenetv2_plan
 
-# input and output channels, side of the image, stride
+# MobileNetV2: input and output channels, side of the image, stride
 BLOCKS = (
     (16, 24, 112, 2),
     (24, 24, 56, 1),
@@ -42,6 +43,16 @@ BLOCKS = (
     (64, 64, 14, 1),
     (96, 96, 14, 1),
     (160, 160, 7, 1),
+)
+# EfficientNet-b0, with squeeze-excitation: stage and block, input channels, side of the image
+SQUEEZED = (
+    (1, 0, 16, 112),
+    (1, 1, 24, 56),
+    (2, 0, 24, 56),
+    (2, 1, 40, 28),
+    (3, 1, 80, 14),
+    (4, 1, 112, 14),
+    (5, 1, 192, 7),
 )
 Run = Callable[[], Any]
 
@@ -53,7 +64,8 @@ def main() -> int:
     warnings.simplefilter("ignore")
     report = _environment(arguments)
     with torch.no_grad():
-        report["blocks"] = [_block(block, c, arguments.rounds) for block in BLOCKS for c in arguments.c]
+        chosen = [block for name in arguments.blocks for block in _blocks(name)]
+        report["blocks"] = [_block(*block, c, arguments.rounds) for block in chosen for c in arguments.c]
         report["networks"] = {name: _network(name, arguments) for name in arguments.networks}
     text = json.dumps(report, indent=1) + "\n"
     print(text)
@@ -68,7 +80,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--c", type=float, nargs="+", default=[0.35, 0.18])
-    parser.add_argument("--networks", nargs="+", default=["mobilenetv2", "efficientnet_lite0"])
+    parser.add_argument("--blocks", nargs="*", default=["mobilenetv2"], choices=["mobilenetv2", "efficientnet_b0"])
+    parser.add_argument("--networks", nargs="*", default=["mobilenetv2", "efficientnet_lite0"])
     return parser.parse_args()
 
 
@@ -200,17 +213,36 @@ def _ratios(
     return found
 
 
-def _block(block: tuple[int, int, int, int], c: float, rounds: int) -> dict[str, Any]:
-    from torchvision.models.mobilenetv2 import InvertedResidual
+def _blocks(name: str) -> list[tuple[dict[str, Any], Callable[[], nn.Module]]]:
+    """What each block is, and how it is made."""
+    if name == "mobilenetv2":
+        from torchvision.models.mobilenetv2 import InvertedResidual
 
-    first, last, side, stride = block
-    x = torch.randn(1, first, side, side)
+        def block(first: int, last: int, side: int, stride: int) -> tuple[dict[str, Any], Callable[[], nn.Module]]:
+            what = {"in": first, "out": last, "side": side, "stride": stride}
+            return what, lambda: InvertedResidual(first, last, stride, 6)
+
+        return [block(*shape) for shape in BLOCKS]
+    import timm
+
+    stages: Any = timm.create_model(name).blocks
+    found = []
+    for stage, at, first, side in SQUEEZED:
+        one = stages[stage][at]
+        what = {"in": first, "out": one.conv_pwl.out_channels, "side": side, "stride": one.conv_dw.stride[0]}
+        what |= {"of": name, "name": f"blocks.{stage}.{at}", "kernel": one.conv_dw.kernel_size[0]}
+        found.append((what, lambda one=one: copy.deepcopy(one)))
+    return found
+
+
+def _block(what: dict[str, Any], make: Callable[[], nn.Module], c: float, rounds: int) -> dict[str, Any]:
+    x = torch.randn(1, what["in"], what["side"], what["side"])
 
     def build() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(first, first, 1), InvertedResidual(first, last, stride, 6))
+        return nn.Sequential(nn.Conv2d(what["in"], what["in"], 1), make())
 
     fast: Any = _epitome(build, c, x)
-    dense = build()[1].eval()  # type: ignore[index]
+    dense = make().eval()
     like = x.contiguous(memory_format=torch.channels_last)
     torch.compiler.reset()
     fused = fast[-1]
@@ -223,10 +255,7 @@ def _block(block: tuple[int, int, int, int], c: float, rounds: int) -> dict[str,
         }
         times = _compare(runs, rounds)
     ratios = _ratios(times, ["dense compiled", "dense openvino"], ["fused"])
-    return {"block": dict(zip(("in", "out", "side", "stride"), block, strict=True)), "c": c} | {
-        "times": _summary(times),
-        "faster": ratios,
-    }
+    return {"block": what, "c": c, "times": _summary(times), "faster": ratios}
 
 
 def _network(name: str, arguments: argparse.Namespace) -> dict[str, Any]:

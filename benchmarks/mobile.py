@@ -35,6 +35,8 @@ def main() -> None:
     arguments = parser.parse_args()
     command = "OMP_NUM_THREADS=1 python benchmarks/mobile.py"
     content: dict[str, Any] = {"what": __doc__.splitlines()[0], "command": command, "networks": {}}
+    if arguments.out.exists():  # other networks stay
+        content["networks"] = json.loads(arguments.out.read_text())["networks"]
     for network in arguments.networks:
         x = torch.randn(1, 3, arguments.size, arguments.size, generator=torch.Generator().manual_seed(0))
         report = bench(networks(network), x, rounds=arguments.rounds, processor_time=True)
@@ -55,7 +57,7 @@ def networks(name: str) -> dict[str, nn.Module]:
 
 
 def dense(name: str) -> nn.Module:
-    return mobilenetv2() if name == "mobilenetv2" else timm.create_model("tf_efficientnet_lite0")
+    return mobilenetv2() if name == "mobilenetv2" else timm.create_model("efficientnet_lite0")
 
 
 @torch.no_grad()

@@ -36,6 +36,7 @@ ORDER = [
     "_rules",
     "_yaml",
     "timing",
+    "progress",
     "spec",
     "functional",
     "init",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from epitorch.deploy._fused_block import ACTIVATIONS, Activation, Settings, Stage, Taps
+from epitorch.deploy._fused_block import ACTIVATIONS, GATES, Activation, Gate, Settings, Squeeze, Stage, Taps
 from epitorch.functional import split_starts
 
 
@@ -50,6 +51,7 @@ class Case:
     activations: tuple[Activation, Activation, Activation]
     shape: tuple[int, int, int]  # batch, rows, columns
     seed: int
+    squeeze: tuple[int, Activation, Gate] | None = None  # width of the squeeze-excitation, activation, gate
 
     @property
     def residual(self) -> bool:
@@ -72,6 +74,7 @@ class Case:
             self.residual,
             filters.group,
             self.inputs.group,
+            None if self.squeeze is None else self.squeeze[1:],
         )
         return Stage(
             settings,
@@ -84,7 +87,15 @@ class Case:
             draw(hidden, 1, self.kernel, self.kernel) / self.kernel,
             draw(hidden),
             self.inputs.taps(hidden),
+            self._squeeze(draw),
         )
+
+    def _squeeze(self, draw: Callable[..., Tensor]) -> Squeeze | None:
+        if self.squeeze is None:
+            return None
+        hidden, narrow = self.channels[1], self.squeeze[0]
+        first, second = draw(narrow, hidden) / hidden**0.5, draw(hidden, narrow) / narrow**0.5
+        return Squeeze(first, draw(narrow), second, draw(hidden))
 
     def input(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed + 1)
@@ -110,8 +121,13 @@ class Case:
         scale, shift = stage.scale.numpy()[:, None, None], stage.shift.numpy()[:, None, None]
         e = loops.apply(first, p * scale + shift)
         f = loops.depthwise(e, stage.depthwise.numpy()[:, 0], stage.depthwise_bias.numpy(), self.stride, self.padding)
+        f = loops.apply(second, f)
+        if self.squeeze is not None:
+            assert stage.squeeze is not None
+            a, b, c, d = (value.numpy() for value in stage.squeeze.tensors())
+            f = loops.squeeze(f, (a, b), (c, d), *self.squeeze[1:])
         weight = stage.project.numpy() @ self.inputs.matrix(hidden).T  # the dense weight of the last 1x1
-        y = loops.pointwise(weight, loops.apply(second, f)) + stage.bias.numpy()[:, None, None]
+        y = loops.pointwise(weight, f) + stage.bias.numpy()[:, None, None]
         y = loops.apply(third, y)
         return y + x if self.residual else y
 
@@ -151,4 +167,5 @@ def cases(draw: st.DrawFn) -> Case:
     inputs = draw(st.sampled_from([draw(axes(hidden)), Axis(None, hidden, 1, 1)]))
     stride = draw(st.sampled_from([1, 2]))
     seed = draw(st.integers(0, 10_000))
-    return Case((first, hidden, last), filters, inputs, kernel, stride, padding, activations, shape, seed)
+    squeeze = draw(st.sampled_from([None, (draw(st.integers(1, 20)), draw(names), draw(st.sampled_from(GATES)))]))
+    return Case((first, hidden, last), filters, inputs, kernel, stride, padding, activations, shape, seed, squeeze)

@@ -19,6 +19,10 @@ def activation(name: str, value: float) -> float:
         return value / (1.0 + math.exp(-value))
     if name == "hardswish":
         return value * min(6.0, max(0.0, value + 3.0)) / 6.0
+    if name == "sigmoid":
+        return 1.0 / (1.0 + math.exp(-value))
+    if name == "hardsigmoid":
+        return min(6.0, max(0.0, value + 3.0)) / 6.0
     return value
 
 
@@ -62,4 +66,16 @@ def pointwise(matrix: Array, x: Array) -> Array:
     for n in range(matrix.shape[0]):
         for m in range(matrix.shape[1]):
             y[n] += matrix[n, m] * x[m]
+    return y
+
+
+def squeeze(x: Array, first: tuple[Array, Array], second: tuple[Array, Array], between: str, gate: str) -> Array:
+    """Squeeze-excitation: every channel times a gate made of all channels' means; matrices with their biases."""
+    means = [sum(float(value) for value in channel.reshape(-1)) / channel.size for channel in x]
+    narrow = []
+    for row, bias in zip(*first, strict=True):
+        narrow.append(activation(between, bias + sum(w * m for w, m in zip(row, means, strict=True))))
+    y = np.zeros_like(x)
+    for c, (row, bias) in enumerate(zip(*second, strict=True)):
+        y[c] = x[c] * activation(gate, bias + sum(w * n for w, n in zip(row, narrow, strict=True)))
     return y

@@ -14,8 +14,8 @@ import epitorch
 from epitorch import deploy
 from epitorch.cost import Reason, count
 from epitorch.deploy import Deployment, ParityError
-from epitorch.deploy.reuse import ReuseLayer
-from epitorch.errors import InputError, StartsError
+from epitorch.deploy.reuse import ReuseConv, ReuseLayer
+from epitorch.errors import ConversionError, InputError, StartsError
 from epitorch.models.mobilenetv2 import mobilenetv2, mobilenetv2_plan
 from epitorch.nn import EpitomeConv2d, EpitomeLayer, EpitomeLinear, IndexLearner
 from epitorch.plans import LayerPlan, Plan
@@ -341,3 +341,16 @@ def test_rounding_that_the_model_amplifies_is_no_mismatch() -> None:
 def test_a_difference_that_float64_does_not_explain_is_one(gain: float, cast: bool) -> None:
     with pytest.raises(ParityError, match="does not compute"):
         epitorch.deploy(amplifier(gain, cast), torch.randn(2, 8, 9, 9, generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize("name", ["epitome", "bias"])
+def test_a_derived_epitome_is_refused_by_name(name: str) -> None:
+    """Weight normalisation makes the tensor in every pass: there is no parameter to take over."""
+    net = nn.Sequential(EpitomeConv2d(8, 16, 3, epitome_shape=(8, 8, 3, 3)))
+    x = torch.randn(1, 8, 5, 5)
+    assert type(deploy(net, x, "reuse")[0]) is ReuseConv  # type: ignore[index]
+    nn.utils.parametrize.register_parametrization(net[0], name, nn.Identity())
+    with pytest.raises(ConversionError, match=f"0: '{name}' of this layer is made from other tensors"):
+        deploy(net, x, "reuse")
+    nn.utils.parametrize.remove_parametrizations(net[0], name)
+    assert type(deploy(net, x, "reuse")[0]) is ReuseConv  # type: ignore[index]

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from torch import Tensor, nn
 
 import epitorch
 from epitorch import deploy
 from epitorch.deploy import FusionReport, fuse, native_available
+from epitorch.deploy._fused_match import is_inverted_residual
 from epitorch.deploy.fused import FusedChain, FusedConv, FusedInvertedResidual
+from epitorch.deploy.reuse import ReuseConv
 from epitorch.errors import InputError
 from epitorch.models.mobilenetv2 import mobilenetv2, mobilenetv2_plan
 from epitorch.nn import EpitomeLayer
@@ -28,10 +31,17 @@ def relative(expected: Tensor, got: Tensor) -> float:
     return float((expected - got).abs().max() / expected.abs().max())
 
 
-def epitome(build: Callable[[], nn.Module], c: float, where: str, group_length: int | None = None) -> nn.Module:
+def epitome(
+    build: Callable[[], nn.Module],
+    c: float,
+    where: str,
+    group_length: int | None = None,
+    plan: Callable[[nn.Module], epitorch.Plan] | None = None,
+) -> nn.Module:
     """A network with drawn batch-norm statistics and starts all over the circle."""
     model = build()
-    epitorch.convert_(model, mobilenetv2_plan(model, c, index="direct", group_length=group_length))
+    made = plan(model) if plan else mobilenetv2_plan(model, c, index="direct", group_length=group_length)
+    epitorch.convert_(model, made)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             assert module.running_mean is not None
@@ -138,7 +148,7 @@ def swap(block: Any, at: int, new: nn.Module) -> None:
         (lambda block: swap(block, 1, nn.GroupNorm(4, 144)), "GroupNorm instead of a batch norm"),
         (lambda block: swap(block, 0, nn.Conv2d(144, 144, 3, padding=2, dilation=2, groups=144)), "depthwise kernel"),
         (lambda block: swap(block, 0, nn.Conv2d(144, 144, 3, padding=1, groups=72)), "not a depthwise convolution"),
-        (lambda block: setattr(block, "use_res_connect", 1), "another inverted residual than MobileNetV2's"),
+        (lambda block: setattr(block, "use_res_connect", 1), "another inverted residual than those of MobileNet"),
     ],
 )
 def test_what_a_stage_does_not_compute_is_left(change: Callable[[Any], object], reason: str) -> None:
@@ -152,12 +162,108 @@ def test_a_block_without_an_epitome_is_left() -> None:
     assert "no epitome" in reasons
 
 
-def test_squeeze_excitation_is_left() -> None:
-    model = timm.create_model("efficientnet_b0", num_classes=3).eval()
-    fast: Any = fuse(deploy(model, torch.randn(1, 3, 32, 32)))
-    assert {layer.reason for layer in fast.fusion.layers} == {"squeeze-excitation"}
-    x = torch.randn(1, 3, 32, 32)
-    assert torch.equal(fast(x), model(x))
+# ---- squeeze-excitation ----
+
+
+def squeezed(name: str) -> nn.Module:
+    """A network with squeeze-excitation whose blocks are on epitomes."""
+    if name.startswith("torchvision:"):
+        build = getattr(torchvision.models, name.partition(":")[2])
+        return epitome(lambda: build(num_classes=7), 0.25, "between", plan=block_plan)
+    return epitome(lambda: timm.create_model(name, num_classes=7), 0.25, "between")
+
+
+def block_plan(model: nn.Module) -> epitorch.Plan:
+    """First and last 1x1 of torchvision's blocks, by a quarter."""
+    layers = {}
+    for name, block in model.named_modules():
+        if not is_inverted_residual(block):
+            continue
+        convs = {f"{name}.{part}": m for part, m in block.named_modules() if isinstance(m, nn.Conv2d)}
+        (first, conv), *_, (last, project) = convs.items()
+        if conv.groups == 1:
+            layers[first] = epitorch.LayerPlan((conv.out_channels // 4, conv.in_channels, 1, 1), index="direct")
+            layers[last] = epitorch.LayerPlan((project.out_channels, project.in_channels // 4, 1, 1), index="direct")
+    return epitorch.Plan(layers)
+
+
+@pytest.mark.parametrize(
+    "name, stages",
+    [
+        ("efficientnet_b0", 18),
+        ("mobilenetv3_small_100", 13),
+        ("torchvision:mobilenet_v3_small", 13),
+        ("torchvision:efficientnet_b0", 18),
+    ],
+)
+def test_squeeze_excitation(name: str, stages: int) -> None:
+    torch.manual_seed(0)
+    model, x = squeezed(name), torch.randn(2, 3, 64, 40)
+    with torch.no_grad():
+        net: Any = deploy(model, x[:1], "reuse")
+        fast: Any = fuse(net)
+        expected = net(x)
+        assert relative(expected, fast(x)) < 1e-4
+        assert len(fast.fusion.fused) == len(fast.fusion.layers) == stages
+        gated = [m for m in fast.modules() if isinstance(m, FusedInvertedResidual) and m.settings.squeeze is not None]
+        for stage in gated:  # negative control
+            getattr(stage, f"tensor_{len(stage.stage.tensors()) - 1}").sub_(1)
+            stage.refresh()
+        assert relative(expected, fast(x)) > 1e-3
+
+
+def fused_after(change: Callable[[Any], object]) -> Any:
+    """EfficientNet's row of the third block after a change to its squeeze-excitation; both networks agree."""
+    net: Any = deploy(squeezed("efficientnet_b0"), torch.randn(1, 3, 32, 32), "reuse")
+    change(net.blocks[1][0])
+    net.eval()
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        fast: Any = fuse(net)
+        assert relative(net(x), fast(x)) < 1e-4
+    (row,) = [layer for layer in fast.fusion.layers if layer.name == "blocks.1.0"]
+    return row
+
+
+def layers_squeeze(**options: Any) -> nn.Module:
+    return timm.layers.SEModule(96, rd_channels=6, **options).eval()
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (lambda block: setattr(block, "se", layers_squeeze()), ""),
+        (lambda block: setattr(block, "se", layers_squeeze(gate_layer="hard_sigmoid")), ""),
+        (lambda block: setattr(block.se, "gate", nn.Hardsigmoid()), ""),
+        (lambda block: setattr(block, "se", layers_squeeze(add_maxpool=True)), "another squeeze-excitation"),
+        (lambda block: setattr(block, "se", layers_squeeze(norm_layer=nn.BatchNorm2d)), "another squeeze-excitation"),
+        (lambda block: setattr(block, "se", timm.layers.EcaModule(96).eval()), "another squeeze-excitation"),
+        (lambda block: setattr(block.se, "gate", nn.Tanh()), "squeeze-excitation with SiLU and Tanh"),
+        (lambda block: setattr(block.se, "act1", nn.GELU()), "squeeze-excitation with GELU and Sigmoid"),
+        (lambda block: block.se.register_forward_hook(lambda *_: None), "forward hooks"),
+    ],
+)
+def test_other_gates(change: Callable[[Any], object], reason: str) -> None:
+    row = fused_after(change)
+    assert row.reason.startswith(reason)
+    assert bool(row.reason) == bool(reason)
+
+
+def test_a_squeeze_on_epitomes() -> None:
+    model = timm.create_model("efficientnet_b0", num_classes=3)
+    plan = mobilenetv2_plan(model, 0.25, index="direct").layers
+    inner = {
+        "blocks.1.0.se.conv_reduce": epitorch.LayerPlan((4, 48, 1, 1), index="direct"),
+        "blocks.1.0.se.conv_expand": epitorch.LayerPlan((48, 4, 1, 1), index="direct"),
+    }
+    epitorch.convert_(model, epitorch.Plan(dict(plan) | inner))
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        net: Any = deploy(model.eval(), x, "reuse")
+        assert type(net.blocks[1][0].se.conv_reduce) is ReuseConv
+        fast: Any = fuse(net, x)
+        assert relative(net(x), fast(x)) < 1e-4
+    assert not any(layer.reason for layer in fast.fusion.layers)
 
 
 @pytest.mark.parametrize("train", [True, False])

@@ -132,7 +132,7 @@ def test_blocks_with_code_of_their_own_are_left(net: Any, name: str) -> None:
     [
         (lambda b: become(b, type("InvertedResidual", (type(b),), {"forward": lambda s, x: s.conv_pw(x)})), "another"),
         (lambda b: setattr(b, "drop_path", DropPath()), "drop path"),
-        (lambda b: setattr(b, "se", DropPath()), "squeeze-excitation"),
+        (lambda b: setattr(b, "se", DropPath()), "another squeeze-excitation"),
         (lambda b: b.bn2.act.register_forward_hook(twice), "forward hooks"),
         (lambda b: setattr(b.bn2, "drop", DropPath()), "dropout"),
         (lambda b: double(b.bn1), "a forward of its own"),

@@ -6,17 +6,19 @@ import copy
 import io
 import os
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from fused_cases import Axis, Case, cases
 from hypothesis import given, settings
-from torch import Tensor
+from torch import Tensor, nn
 
 from epitorch.deploy import _fused_native
 from epitorch.deploy._fused_block import ACTIVATIONS, Settings, Stage, Taps
 from epitorch.deploy._fused_native import LANES, NativeChain, pack_native, usable, why_not_native
+from epitorch.deploy._fused_op import packed_for
 from epitorch.deploy._fused_reference import run_reference
 from epitorch.deploy.fused import (
     FusedChain,
@@ -40,6 +42,7 @@ CASE = Case(
     (2, 9, 11),
     0,
 )
+SQUEEZED = replace(CASE, activations=("silu", "silu", "identity"), squeeze=(5, "relu", "sigmoid"))
 
 
 def runnable() -> list[Any]:
@@ -73,17 +76,18 @@ def test_every_way_equals_the_loops(case: Case) -> None:
         assert relative(expected, got) < 1e-4, name
 
 
+@pytest.mark.parametrize("case", [CASE, SQUEEZED], ids=["plain", "squeezed"])
 @pytest.mark.parametrize("name", [*LANES, "torch"])
-def test_a_perturbed_tensor_changes_the_output(name: Any) -> None:
+def test_a_perturbed_tensor_changes_the_output(name: Any, case: Case) -> None:
     if name != "torch" and (not native_available() or name not in runnable()):
         pytest.skip("no kernel for it here")
-    stage, x = CASE.stage(), CASE.input()
+    stage, x = case.stage(), case.input()
 
     def run(stage: Stage) -> Tensor:
         return run_reference(stage, x) if name == "torch" else run_native(stage, x, name).double()
 
     expected = run(stage)
-    assert relative(CASE.expected(stage), expected) < 1e-4
+    assert relative(case.expected(stage), expected) < 1e-4
     for number in range(len(stage.tensors())):
         tensors = [value.clone() for value in stage.tensors()]
         if tensors[number].is_floating_point():
@@ -95,9 +99,10 @@ def test_a_perturbed_tensor_changes_the_output(name: Any) -> None:
 
 
 @native
-def test_not_a_number_comes_through_and_stays_in_its_image() -> None:
-    stage = CASE.stage().map(lambda value: value.float())
-    x = CASE.input().float()
+@pytest.mark.parametrize("case", [CASE, SQUEEZED], ids=["plain", "squeezed"])
+def test_not_a_number_comes_through_and_stays_in_its_image(case: Case) -> None:
+    stage = case.stage().map(lambda value: value.float())
+    x = case.input().float()
     broken = x.clone()
     broken[0, 3, 4, 5] = float("nan")
     for name in runnable():
@@ -216,6 +221,28 @@ def test_compile_takes_it_whole() -> None:
         compiled = torch.compile(chain, backend="aot_eager", fullgraph=True)
         assert torch.equal(compiled(x), chain(x))
         assert relative(chain(x), compiled(x + 0.1)) > 1e-3
+
+
+@pytest.mark.parametrize("case", [CASE, SQUEEZED], ids=["plain", "squeezed"])
+def test_symbolic_trace_keeps_it_as_one_operator(case: Case) -> None:
+    module = FusedInvertedResidual(case.stage().map(lambda value: value.float())).eval()
+    chain, x = FusedChain(module, nn.ReLU(), module).eval(), case.input().float()
+    traced = torch.fx.symbolic_trace(chain)
+    called = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+    assert called == ["epitorch.fused_stage.default"] * 2
+    with torch.no_grad():
+        expected = chain(x)
+        assert relative(expected, traced(x)) < 1e-6
+        assert relative(expected, traced.double()(x.double())) < 1e-4
+        assert relative(expected, traced(x.double() + 0.1)) > 1e-3
+        assert traced.to("meta")(x.to("meta")).shape == expected.shape
+
+
+def test_a_packing_for_another_kernel_is_not_used() -> None:
+    module, x = float_module(), CASE.input().float()
+    assert packed_for(x, module._packed) == native_available()
+    assert not packed_for(x, [value.to("meta") for value in module._packed])
+    assert not packed_for(x, [torch.zeros(1)])
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reuse_cases import random_starts
 from torch import Tensor, nn
 
 import epitorch.nn as epi
@@ -20,6 +19,7 @@ from epitorch.deploy._layout_order import copied, mixing_matrix, rotation, tilin
 from epitorch.deploy.reuse import ReuseLayer, reuse_layer
 from epitorch.errors import InputError
 from epitorch.nn import EpitomeConv2d, EpitomeLayer
+from reuse_cases import random_starts
 
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
 STARTS = ("whole", "fractional", "mixed")

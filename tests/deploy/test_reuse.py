@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reuse_cases import KINDS, Case, cases, geometry
 from torch import Tensor, nn
 
 import reference
@@ -25,6 +24,7 @@ from epitorch.errors import InputError, ShapeError, StartsError
 from epitorch.nn import EpitomeConv2d, EpitomeConvTranspose2d, EpitomeLayer, EpitomeLinear
 from epitorch.plans import LayerPlan, Plan
 from operator_count import Operators, Sizes
+from reuse_cases import KINDS, Case, cases, geometry
 
 
 def made(layer: EpitomeLayer, strategy: Any) -> ReuseLayer:

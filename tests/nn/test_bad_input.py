@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from epitorch.errors import EpitorchError
+import epitorch
+from epitorch.errors import ConversionError, EpitorchError, ShapeError
 from epitorch.nn import (
     EpitomeConv1d,
     EpitomeConv2d,
@@ -160,3 +162,13 @@ def test_output_size_out_of_reach(size: tuple[int, ...]) -> None:
     with pytest.raises(EpitorchError) as caught:
         layer(torch.zeros(2, 6, 4, 5), output_size=size)
     assert missing(("EpitomeConvTranspose2d", "expected", "got", str(size)), caught.value) == []
+
+
+@pytest.mark.parametrize("size", [10**12, 10**18], ids=["too much memory", "more than addresses"])
+def test_an_epitome_that_no_memory_holds(size: int) -> None:
+    with pytest.raises(ShapeError, match=r"no memory for this epitome(.|\n)*give a smaller epitome_shape"):
+        EpitomeConv2d(8, 16, 3, epitome_shape=(size, 800, 3, 3))
+    model = nn.Sequential(nn.Conv2d(8, 16, 3))
+    with pytest.raises(ConversionError, match="0: there is no memory for this epitome"):
+        epitorch.convert_(model, epitorch.Plan({"0": epitorch.LayerPlan((size, 800, 3, 3))}))
+    assert type(model[0]) is nn.Conv2d

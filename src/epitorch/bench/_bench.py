@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,9 +21,11 @@ from epitorch.bench._report import BenchReport, BenchRow
 from epitorch.cost import Cost, count
 from epitorch.cost._trace import epitome_layers, quiet
 from epitorch.errors import EpitorchError, InputError, check_is_model, explain, suggest
+from epitorch.progress import Say
+from epitorch.progress import progress as show_progress
 from epitorch.timing import Times, alternate, busy_clock, torch_threads
 from epitorch.tuning import Runtime, deploy, installed_runtimes, machine
-from epitorch.tuning._deploy import AnyStrategy
+from epitorch.tuning._deploy import AnyStrategy, deploy_measured
 from epitorch.tuning._runtimes import Running, check_runtime, load, runtime_version
 
 
@@ -36,6 +40,7 @@ def bench(
     rounds: int = 20,
     memory: bool = True,
     processor_time: bool = False,
+    progress: bool = True,
 ) -> BenchReport:
     """Measure networks side by side: each round runs all of them once, one after the other.
 
@@ -51,6 +56,7 @@ def bench(
         memory: Measure peak memory too, in a process for each row.
         processor_time: Time by the processor time of this process instead of the wall's clock: for one thread on a
             machine that others use too.
+        progress: Say on standard error what is being done, once two seconds have passed.
 
     Returns:
         Rows and environment. A network that a runtime does not take is listed under `failures`.
@@ -63,10 +69,10 @@ def bench(
     runtimes, batches = list(dict.fromkeys(runtimes)), list(dict.fromkeys(batches))
     rows: list[BenchRow] = []
     failures: list[str] = []
-    for runtime in runtimes:
-        for batch in batches:
+    with show_progress("bench", progress) as say:
+        for runtime, batch in product(runtimes, batches):
             arguments = (_batch_of(example_input, batch),)
-            setting = _Setting(runtime, batch, arguments, strategy, threads, rounds, memory, processor_time)
+            setting = _Setting(runtime, batch, arguments, strategy, threads, rounds, memory, processor_time, say)
             rows += _side_by_side(models, setting, failures)
     environment = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -91,6 +97,11 @@ class _Setting:
     rounds: int
     memory: bool
     processor_time: bool
+    say: Say
+
+    def at(self, label: str, what: str) -> None:
+        """Say what is being done with a network."""
+        self.say(f"{label} in {self.runtime}, batch {self.batch}: {what}")
 
 
 @dataclass(frozen=True)
@@ -108,35 +119,40 @@ def _side_by_side(models: Mapping[str, nn.Module], setting: _Setting, failures: 
             folder = Path(top) / str(number)
             folder.mkdir()
             try:
-                ready[label] = _prepared(model, setting, folder)
+                ready[label] = _prepared(label, model, setting, folder)
             except Exception as error:  # the model's own code may raise anything; the others go on
                 kind = "" if isinstance(error, EpitorchError) else f"{type(error).__name__}: "
                 failures.append(f"{label} in {setting.runtime}, batch {setting.batch}: {kind}{error}")
         calls: dict[str, Callable[[], object]] = {label: one.running.call for label, one in ready.items()}
+        setting.at("all", f"timing {setting.rounds} rounds")
         clock = busy_clock(1) if setting.processor_time else time.perf_counter
         times = alternate(calls, rounds=setting.rounds, clock=clock) if calls else {}
         first = next(iter(times.values()), None)
         return [_row(label, one, times[label], first or times[label], setting) for label, one in ready.items()]
 
 
-def _prepared(model: nn.Module, setting: _Setting, folder: Path) -> _Ready:
+def _prepared(label: str, model: nn.Module, setting: _Setting, folder: Path) -> _Ready:
+    setting.at(label, "counting")
     cost = count(model, setting.arguments)
     if epitome_layers(model):
-        net = _deployed(model, setting)
+        net = _deployed(label, model, setting)
     else:
         with quiet(model):
             net = copy.deepcopy(model).eval()
+    setting.at(label, "loading")
     running = load(net, setting.arguments, setting.runtime, folder, "net", setting.threads)
     return _Ready(net, cost, running, folder)
 
 
-def _deployed(model: nn.Module, setting: _Setting) -> nn.Module:
+def _deployed(label: str, model: nn.Module, setting: _Setting) -> nn.Module:
     if setting.strategy != "auto":
         return deploy(model, setting.arguments, setting.strategy)
-    return deploy(model, setting.arguments, "auto", runtime=setting.runtime, threads=setting.threads)
+    say = partial(setting.at, label)
+    return deploy_measured(model, setting.arguments, setting.runtime, "latency", setting.threads, 1.0, say)
 
 
 def _row(label: str, ready: _Ready, times: Times, first: Times, setting: _Setting) -> BenchRow:
+    setting.at(label, "peak memory")
     ratio = times.speedup_over(first)
     source = ready.running.file or ready.net
     lower, upper = times.quartiles

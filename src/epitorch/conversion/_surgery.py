@@ -30,7 +30,7 @@ def to_dense_(model: nn.Module) -> nn.Module:
     check_is_model(model)
     layers = [module for module in model.modules() if isinstance(module, EpitomeLayer)]
     for layer in layers:
-        _refuse_derived(layer, "epitome", layer.qualified_name or type(layer).__name__)
+        refuse_derived(layer, "epitome", layer.qualified_name or type(layer).__name__)
     if isinstance(model, EpitomeLayer):
         return keep_hooks(model, model.to_dense())
     replace_modules(model, {id(layer): keep_hooks(layer, layer.to_dense()) for layer in layers})
@@ -52,7 +52,7 @@ def replace_modules(model: nn.Module, new: dict[int, Any]) -> None:
                 setattr(parent, name, new[id(child)])
 
 
-def _refuse_derived(layer: nn.Module, name: str, where: str) -> None:
+def refuse_derived(layer: nn.Module, name: str, where: str) -> None:
     """Weight norm, spectral norm and pruning make the tensor in a hook or a parametrisation: it cannot be replaced."""
     if isinstance(layer._parameters.get(name), nn.Parameter):
         return

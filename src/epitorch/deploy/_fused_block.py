@@ -12,6 +12,8 @@ from epitorch.errors import ShapeError, explain
 
 Activation = Literal["identity", "relu", "relu6", "silu", "hardswish"]
 ACTIVATIONS: tuple[Activation, ...] = ("identity", "relu", "relu6", "silu", "hardswish")
+Gate = Literal["sigmoid", "hardsigmoid"]
+GATES: tuple[Gate, ...] = ("sigmoid", "hardsigmoid")
 Kind = Literal["block", "stem", "pointwise"]
 KINDS: tuple[Kind, ...] = ("block", "stem", "pointwise")
 
@@ -45,6 +47,27 @@ class Taps:
 
 
 @dataclass(frozen=True)
+class Squeeze:
+    """Squeeze-excitation: the channels after the depthwise are scaled by a gate made of their means over the image.
+
+    Args:
+        reduce: First matrix, shape (R, C).
+        reduce_bias: Shape (R,).
+        restore: Second matrix, shape (C, R).
+        restore_bias: Shape (C,).
+    """
+
+    reduce: Tensor
+    reduce_bias: Tensor
+    restore: Tensor
+    restore_bias: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """In the order of the arguments."""
+        return [self.reduce, self.reduce_bias, self.restore, self.restore_bias]
+
+
+@dataclass(frozen=True)
 class Settings:
     """The numbers of one stage that are no tensors.
 
@@ -57,6 +80,7 @@ class Settings:
         residual: Add the input to the output.
         group_in: Super-index length of the first 1x1's filters.
         group_out: Super-index length of the last 1x1's inputs.
+        squeeze: Activation between the matrices of the squeeze-excitation, and its gate; None without one.
     """
 
     kind: Kind
@@ -66,19 +90,24 @@ class Settings:
     residual: bool = False
     group_in: int = 1
     group_out: int = 1
+    squeeze: tuple[Activation, Gate] | None = None
 
     def encode(self) -> list[int]:
         """As integers, for operators."""
         numbers = [ACTIVATIONS.index(name) for name in self.activations]
         rest = [self.stride, self.padding, *numbers, int(self.residual), self.group_in, self.group_out]
-        return [KINDS.index(self.kind), *rest]
+        squeeze = (
+            (-1, -1) if self.squeeze is None else (ACTIVATIONS.index(self.squeeze[0]), GATES.index(self.squeeze[1]))
+        )
+        return [KINDS.index(self.kind), *rest, *squeeze]
 
     @classmethod
     def decode(cls, numbers: list[int]) -> Settings:
         """Back from integers."""
-        kind, stride, padding, first, second, third, residual, group_in, group_out = numbers
+        kind, stride, padding, first, second, third, residual, group_in, group_out, between, gate = numbers
         names = (ACTIVATIONS[first], ACTIVATIONS[second], ACTIVATIONS[third])
-        return cls(KINDS[kind], stride, padding, names, bool(residual), group_in, group_out)
+        squeeze = None if gate < 0 else (ACTIVATIONS[between], GATES[gate])
+        return cls(KINDS[kind], stride, padding, names, bool(residual), group_in, group_out, squeeze)
 
 
 @dataclass(frozen=True)
@@ -96,6 +125,7 @@ class Stage:
         taps_out: Which channels of the last 1x1's epitome each expanded channel meets.
         project: Epitome of the last 1x1, shape (K, O2); of a stem the weight, shape (K, I, k, k).
         bias: Shape (K,).
+        squeeze: Squeeze-excitation between the depthwise and the last 1x1, or None.
     """
 
     settings: Settings
@@ -108,6 +138,7 @@ class Stage:
     depthwise: Tensor | None = None
     depthwise_bias: Tensor | None = None
     taps_out: Taps | None = None
+    squeeze: Squeeze | None = None
 
     def tensors(self) -> list[Tensor]:
         """All of it in a fixed order, for operators; a block without a first 1x1 has an empty one."""
@@ -119,7 +150,8 @@ class Stage:
         assert b is not None
         expand = self.project.new_zeros(0) if self.expand is None else self.expand
         found = [self.project, self.bias, expand, a.lower, a.fraction, *middle, b.lower, b.fraction]
-        return [value for value in found if value is not None]
+        squeeze = [] if self.squeeze is None else self.squeeze.tensors()
+        return [value for value in found if value is not None] + squeeze
 
     @classmethod
     def of(cls, tensors: list[Tensor], numbers: list[int]) -> Stage:
@@ -127,7 +159,7 @@ class Stage:
         settings = Settings.decode(numbers)
         if settings.kind != "block":
             return cls(settings, tensors[0], tensors[1])
-        project, bias, expand, lower, fraction, scale, shift, depthwise, depthwise_bias, to, share = tensors
+        project, bias, expand, lower, fraction, scale, shift, depthwise, depthwise_bias, to, share = tensors[:11]
         size = expand.shape[0] if expand.numel() else depthwise.shape[0]
         return cls(
             settings,
@@ -140,13 +172,17 @@ class Stage:
             depthwise,
             depthwise_bias,
             Taps(to, share, project.shape[1], settings.group_out),
+            None if settings.squeeze is None else Squeeze(*tensors[11:]),
         )
 
     def map(self, change: Any) -> Stage:
         """The same with every floating tensor but the fractions changed."""
         names = ("project", "bias", "expand", "scale", "shift", "depthwise", "depthwise_bias")
         values = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: change(value) for name, value in values.items() if value is not None})
+        changed = {name: change(value) for name, value in values.items() if value is not None}
+        if self.squeeze is not None:
+            changed["squeeze"] = Squeeze(*map(change, self.squeeze.tensors()))
+        return replace(self, **changed)
 
     @property
     def kernel(self) -> int:
@@ -263,7 +299,17 @@ def _sizes(stage: Stage) -> list[tuple[str, object, object]]:
         "shift": stage.shift,
         "depthwise_bias": stage.depthwise_bias,
     }
-    return found + [(name, tuple(v.shape), (channels,)) for name, v in vectors.items() if v is not None]
+    found += [(name, tuple(v.shape), (channels,)) for name, v in vectors.items() if v is not None]
+    return found + _squeeze_sizes(stage, channels)
+
+
+def _squeeze_sizes(stage: Stage, channels: int) -> list[tuple[str, object, object]]:
+    squeeze = stage.squeeze
+    if squeeze is None:
+        return [("squeeze-excitation", stage.settings.squeeze, None)]
+    narrow = squeeze.reduce.shape[0]
+    expected = [(narrow, channels), (narrow,), (channels, narrow), (channels,)]
+    return [("squeeze-excitation", [tuple(value.shape) for value in squeeze.tensors()], expected)]
 
 
 def _square(weight: Tensor) -> list[tuple[str, object, object]]:

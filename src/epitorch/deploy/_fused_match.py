@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from epitorch.deploy._fused_block import Activation, Settings, Stage, Taps
+from epitorch.deploy._fused_block import Activation, Gate, Settings, Squeeze, Stage, Taps
 from epitorch.deploy.reuse import ReuseConv
 from epitorch.functional import split_starts
 
@@ -20,13 +20,28 @@ _ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.SiLU: "silu",
     nn.Hardswish: "hardswish",
 }
+_GATES: dict[type[nn.Module], Gate] = {nn.Sigmoid: "sigmoid", nn.Hardsigmoid: "hardsigmoid"}
+_TIMM_GATES: dict[str, Gate] = {"Sigmoid": "sigmoid", "HardSigmoid": "hardsigmoid"}
 _DO_NOTHING = (nn.Identity, nn.Dropout, nn.Dropout2d)  # in eval mode
 _BLOCKS = (
     ("torchvision.models.mobilenetv2", "InvertedResidual"),
     ("timm.models._efficientnet_blocks", "InvertedResidual"),
     ("timm.models._efficientnet_blocks", "DepthwiseSeparableConv"),
+    ("torchvision.models.mobilenetv3", "InvertedResidual"),
+    ("torchvision.models.efficientnet", "MBConv"),
+)
+_TIMM_TRIPLE = ("timm.models._efficientnet_blocks", "ConvBnAct")
+_IN_A_BLOCK = _BLOCKS[3:]  # classes that keep their parts in a sequence `block`
+# class, first matrix, activation, second matrix, gate
+_SQUEEZES = (
+    ("timm.models._efficientnet_blocks", "SqueezeExcite", ("conv_reduce", "act1", "conv_expand", "gate")),
+    ("timm.layers.squeeze_excite", "SEModule", ("fc1", "act", "fc2", "gate")),
+    ("torchvision.ops.misc", "SqueezeExcitation", ("fc1", "activation", "fc2", "scale_activation")),
 )
 _FEW_CHANNELS = 4  # a stem reads its window directly, which pays only for images
+
+
+_UNKNOWN = "another inverted residual than those of MobileNet and EfficientNet"
 
 
 class Declined(Exception):
@@ -50,18 +65,19 @@ class Norm:
 
 @dataclass(frozen=True)
 class Parts:
-    """An inverted residual taken apart; `first` is None without expansion."""
+    """An inverted residual taken apart; `first` is None without expansion, `squeeze` without squeeze-excitation."""
 
     first: tuple[Any, Norm] | None
     depthwise: tuple[Any, Norm]
     last: tuple[Any, Norm]
     residual: bool
+    squeeze: nn.Module | None = None
 
 
 def is_inverted_residual(module: nn.Module) -> bool:
     """By the class names of torchvision and timm; whether it is one that is known, `block_stage` looks at."""
     names = {kind.__name__ for kind in type(module).__mro__}
-    return bool(names & {"InvertedResidual", "DepthwiseSeparableConv"})
+    return bool(names & {"InvertedResidual", "DepthwiseSeparableConv", "MBConv"})
 
 
 def is_known(module: nn.Module, where: str, name: str, method: str = "forward") -> bool:
@@ -80,11 +96,24 @@ def is_known(module: nn.Module, where: str, name: str, method: str = "forward") 
     return (run.__module__, run.__qualname__) == (where, f"{name}.{method}")
 
 
-def is_triple(module: nn.Module) -> bool:
-    """Whether a module is torchvision's convolution, batch norm and activation in a row."""
+def is_triple(module: nn.Module, parts: tuple[int, ...] = (3,)) -> bool:
+    """Whether a module is torchvision's convolution, batch norm and activation in a row.
+
+    Args:
+        module: Any module.
+        parts: How many modules may be in it; 2 has no activation.
+    """
     kind: Any = type(module)
     known = kind is getattr(sys.modules.get("torchvision.ops.misc"), "Conv2dNormActivation", None)
-    return known and kind.forward is nn.Sequential.forward and len(module._modules) == 3
+    return known and kind.forward is nn.Sequential.forward and len(module._modules) in parts
+
+
+def timm_triple(module: Any) -> tuple[nn.Module, ...]:
+    """Convolution, batch norm and activation of timm's block that is nothing else; empty if it is another module."""
+    if not is_known(module, *_TIMM_TRIPLE) or module.has_skip or not hasattr(module.bn1, "act"):
+        return ()
+    plain = _does_nothing(module.aa) and isinstance(module.conv, nn.Conv2d)
+    return (module.conv, module.bn1, module.bn1.act) if plain else ()
 
 
 def own_code(module: nn.Module) -> str:
@@ -109,10 +138,10 @@ def block_stage(module: nn.Module) -> Stage:
     """
     _check_plain(module)
     if not any(is_known(module, where, name) for where, name in _BLOCKS):
-        raise Declined("another inverted residual than MobileNetV2's")
+        raise Declined(_UNKNOWN)
     for part in module.modules():
         _check_plain(part)
-    parts = _timm_parts(module) if hasattr(module, "conv_dw") else _torchvision_parts(module)
+    parts = _parts(module)
     conv, norm = parts.depthwise
     _check_depthwise(conv)
     if parts.first is not None and not any(isinstance(c, ReuseConv) for c in (parts.first[0], parts.last[0])):
@@ -121,12 +150,13 @@ def block_stage(module: nn.Module) -> Stage:
     expand, taps_in, scale, shift, first = _expansion(parts.first, channels, conv.weight)
     project, taps_out, bias, last = _projection(parts.last, channels)
     activations = (first, norm.activation, last)
-    settings = Settings(
-        "block", conv.stride[0], conv.padding[0], activations, parts.residual, taps_in.group, taps_out.group
-    )
+    how, squeeze = (None, None) if parts.squeeze is None else _squeeze(parts.squeeze, channels)
+    groups = taps_in.group, taps_out.group
+    settings = Settings("block", conv.stride[0], conv.padding[0], activations, parts.residual, *groups, how)
     depthwise = conv.weight * norm.scale[:, None, None, None]
     depthwise_bias = norm.shift if conv.bias is None else norm.shift + norm.scale * conv.bias
-    return Stage(settings, project, bias, expand, taps_in, scale, shift, depthwise, depthwise_bias, taps_out)
+    middle = expand, taps_in, scale, shift, depthwise, depthwise_bias, taps_out
+    return Stage(settings, project, bias, *middle, squeeze)
 
 
 @torch.no_grad()
@@ -158,30 +188,85 @@ def conv_stage(conv: nn.Module, bn: nn.Module, act: nn.Module) -> Stage:
 # ---- taking blocks apart ----
 
 
+def _parts(block: nn.Module) -> Parts:
+    if hasattr(block, "conv_dw"):
+        return _timm_parts(block)
+    in_a_block = any(is_known(block, where, name) for where, name in _IN_A_BLOCK)
+    return _torchvision_block_parts(block) if in_a_block else _torchvision_parts(block)
+
+
 def _timm_parts(block: Any) -> Parts:
     for name in ("conv_s2d", "bn_s2d"):
         if getattr(block, name, None) is not None:
             raise Declined("space to depth")
-    for name, reason in (("se", "squeeze-excitation"), ("aa", "anti-aliasing"), ("drop_path", "drop path")):
+    for name, reason in (("aa", "anti-aliasing"), ("drop_path", "drop path")):
         if not _does_nothing(getattr(block, name, None)):
             raise Declined(reason)
+    se = getattr(block, "se", None)
+    rest = block.has_skip, None if _does_nothing(se) else se
     if hasattr(block, "conv_pwl"):
         first = block.conv_pw, _norm(block.bn1)
-        return Parts(first, (block.conv_dw, _norm(block.bn2)), (block.conv_pwl, _norm(block.bn3)), block.has_skip)
-    return Parts(None, (block.conv_dw, _norm(block.bn1)), (block.conv_pw, _norm(block.bn2)), block.has_skip)
+        return Parts(first, (block.conv_dw, _norm(block.bn2)), (block.conv_pwl, _norm(block.bn3)), *rest)
+    return Parts(None, (block.conv_dw, _norm(block.bn1)), (block.conv_pw, _norm(block.bn2)), *rest)
 
 
 def _torchvision_parts(block: Any) -> Parts:
     body = getattr(block, "conv", None)
     residual = getattr(block, "use_res_connect", None)
     if type(body) is not nn.Sequential or not isinstance(residual, bool):
-        raise Declined("another inverted residual than MobileNetV2's")
+        raise Declined(_UNKNOWN)
     layers = [layer for part in body for layer in (part.children() if is_triple(part) else (part,))]
     if len(layers) not in (5, 8):
-        raise Declined("another inverted residual than MobileNetV2's")
+        raise Declined(_UNKNOWN)
     *head, conv, bn = layers
     units = [(head[at], _norm(head[at + 1], head[at + 2])) for at in range(0, len(head), 3)]
     return Parts(units[0] if len(units) == 2 else None, units[-1], (conv, _norm(bn)), residual)
+
+
+def _torchvision_block_parts(block: Any) -> Parts:
+    """Of MobileNetV3 and EfficientNet: triples in a row, a squeeze-excitation before the last."""
+    if type(block.block) is not nn.Sequential:
+        raise Declined(_UNKNOWN)
+    *units, last = block.block.children()
+    squeeze = units.pop() if units and not is_triple(units[-1], (2, 3)) else None
+    units.append(last)
+    if len(units) not in (2, 3) or not all(is_triple(unit, (2, 3)) for unit in units):
+        raise Declined(_UNKNOWN)
+    parts = [list(unit.children()) for unit in units]
+    pairs = [(conv, _norm(*rest)) for conv, *rest in parts]
+    return Parts(pairs[0] if len(pairs) == 3 else None, pairs[-2], pairs[-1], block.use_res_connect, squeeze)
+
+
+def _squeeze(module: Any, channels: int) -> tuple[tuple[Activation, Gate], Squeeze]:
+    names = next((names for where, name, names in _SQUEEZES if is_known(module, where, name)), None)
+    if names is None or getattr(module, "add_maxpool", False) or not _does_nothing(getattr(module, "bn", None)):
+        raise Declined("another squeeze-excitation than MobileNet's")
+    reduce, act, restore, gate = (getattr(module, name) for name in names)
+    how = _gate(gate)
+    if type(act) not in _ACTIVATIONS or how is None:
+        raise Declined(f"squeeze-excitation with {type(act).__name__} and {type(gate).__name__}")
+    a, b = _dense(reduce, channels), _dense(restore, reduce.out_channels)
+    if (a[0].shape[0], b[0].shape[0]) != (reduce.out_channels, channels):
+        raise Declined("squeeze-excitation of another width")
+    return (_ACTIVATIONS[type(act)], how), Squeeze(*a, *b)
+
+
+def _gate(module: nn.Module) -> Gate | None:
+    """By name; None if it is another one."""
+    own = (how for name, how in _TIMM_GATES.items() if is_known(module, "timm.layers.activations", name))
+    return _GATES.get(type(module)) or next(own, None)
+
+
+def _dense(conv: Any, channels: int) -> tuple[Tensor, Tensor]:
+    """A 1x1's matrix and bias whatever it runs as: of a squeeze-excitation, which works on one pixel."""
+    if type(conv) not in (nn.Conv2d, ReuseConv) or not _is_1x1(conv) or conv.in_channels != channels:
+        raise Declined("squeeze-excitation with other convolutions than 1x1")
+    like = conv.weight if type(conv) is nn.Conv2d else conv.epitome
+    bias = like.new_zeros(conv.out_channels) if conv.bias is None else conv.bias
+    if type(conv) is nn.Conv2d:
+        return conv.weight.flatten(1), bias
+    units = torch.eye(channels, dtype=like.dtype, device=like.device)[:, :, None, None]
+    return (conv(units).flatten(1) - bias).T.contiguous(), bias
 
 
 def _norm(bn: Any, act: nn.Module | None = None) -> Norm:

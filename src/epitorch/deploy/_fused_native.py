@@ -12,7 +12,16 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from epitorch.deploy._fused_block import KINDS, Activation, Stage, check_input, check_size, check_stage, output_size
+from epitorch.deploy._fused_block import (
+    GATES,
+    KINDS,
+    Activation,
+    Stage,
+    check_input,
+    check_size,
+    check_stage,
+    output_size,
+)
 from epitorch.deploy._fused_pack import Packed, pack
 from epitorch.errors import EpitorchError, ShapeError, explain
 
@@ -31,8 +40,9 @@ _CLAMPS: dict[Activation, tuple[int, float, float]] = {
 }
 
 
-_POINTERS = ("expand", "table", "constants", "project", "bias")
-_DTYPES = [torch.float32, torch.int32, torch.float32, torch.float32, torch.float32]
+_SQUEEZE = ("reduce", "reduce_bias", "restore", "restore_bias")
+_POINTERS = ("expand", "table", "constants", "project", "bias", *_SQUEEZE)
+_DTYPES = [torch.float32, torch.int32, *[torch.float32] * 7]
 _OUTLINE = ("kind", "in_channels", "out_channels", "kernel", "stride", "padding")
 
 
@@ -66,8 +76,10 @@ class _Stage(ctypes.Structure):
             ]
         ],
         ("activation", ctypes.c_int32 * 3),
+        *[(name, ctypes.c_int32) for name in ("squeeze", "squeeze_activation", "gate")],
         ("low", ctypes.c_float * 3),
         ("high", ctypes.c_float * 3),
+        *[(name, ctypes.c_float) for name in ("squeeze_low", "squeeze_high")],
         *[(name, ctypes.c_void_p) for name in _POINTERS],
     ]
 
@@ -172,7 +184,7 @@ def pack_native(stage: Stage, instructions: InstructionSet | None = None) -> lis
     lanes = LANES[instructions or instruction_set() or "portable"]
     packed = pack(stage.map(lambda value: value.detach().cpu()), lanes)
     struct = torch.frombuffer(bytearray(_struct(stage, packed)), dtype=torch.uint8)
-    parts = (packed.expand, packed.table, packed.constants, packed.project, packed.bias)
+    parts = (packed.expand, packed.table, packed.constants, packed.project, packed.bias, *packed.squeeze)
     return [struct, torch.tensor([lanes], dtype=torch.int64, device="cpu"), *(part.contiguous() for part in parts)]
 
 
@@ -262,10 +274,12 @@ def _lengths(s: _Stage, lanes: int) -> list[int]:
     rows = -(-s.out_channels // lanes) * lanes
     if KINDS[s.kind] != "block":
         window = s.kernel**2 if KINDS[s.kind] == "stem" else 1
-        return [0, 0, 0, rows * s.in_channels * window, rows]
+        return [0, 0, 0, rows * s.in_channels * window, rows, 0, 0, 0, 0]
     expand = -(-s.mid // lanes) * lanes * s.in_channels if s.expands == 1 else 0
     constants = s.vectors * (6 + s.kernel**2) * lanes
-    return [expand, s.vectors * (4 + 2 * lanes), constants, rows * s.wrapped, rows]
+    gates = s.vectors * lanes if s.squeeze else 0
+    squeeze = [s.squeeze * gates, -(-s.squeeze // lanes) * lanes, s.squeeze * gates, gates]
+    return [expand, s.vectors * (4 + 2 * lanes), constants, rows * s.wrapped, rows, *squeeze]
 
 
 def _with_pointers(tensors: list[Tensor]) -> _Stage:
@@ -283,6 +297,8 @@ def _struct(stage: Stage, packed: Packed) -> _Stage:
     s = stage.settings
     codes, lows, highs = zip(*(_CLAMPS[name] for name in s.activations), strict=True)
     a, b = stage.taps_in, stage.taps_out
+    between, gate = s.squeeze or ("identity", "sigmoid")
+    squeeze_code, squeeze_low, squeeze_high = _CLAMPS[between]
     return _Stage(
         kind=KINDS.index(s.kind),
         in_channels=stage.in_channels,
@@ -305,6 +321,11 @@ def _struct(stage: Stage, packed: Packed) -> _Stage:
         tail_vectors=packed.tail_vectors,
         tail_blocks=packed.tail_blocks,
         activation=(ctypes.c_int32 * 3)(*codes),
+        squeeze=0 if stage.squeeze is None else stage.squeeze.reduce.shape[0],
+        squeeze_activation=squeeze_code,
+        gate=GATES.index(gate),
+        squeeze_low=squeeze_low,
+        squeeze_high=squeeze_high,
         low=(ctypes.c_float * 3)(*lows),
         high=(ctypes.c_float * 3)(*highs),
     )

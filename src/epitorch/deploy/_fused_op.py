@@ -12,8 +12,10 @@ from epitorch.deploy._fused_triton import run_triton, usable_triton
 
 
 def packed_for(x: Tensor, packed: list[Tensor]) -> bool:
-    """Whether there is a packing, for the kernel of the device that `x` is on."""
-    return bool(packed) and packed[0].device == x.device
+    """Whether there is a packing, on the device of `x` and for its kernel: a traced graph may have moved one."""
+    if not packed or packed[0].device != x.device:
+        return False
+    return (packed[0].dtype == torch.uint8) == x.is_cpu  # the native kernel's begins with bytes
 
 
 @torch.library.custom_op("epitorch::fused_stage", mutates_args=())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from epitorch.deploy._fused_block import Stage, Taps
+from epitorch.deploy._fused_block import Squeeze, Stage, Taps
 
 Lane = tuple[int, int]  # lane of a vector, expanded channel
 
@@ -26,6 +26,7 @@ class Packed:
     constants: Tensor  # (vectors, 6 + k * k, lanes)
     project: Tensor  # (vectors of K, depth, lanes)
     bias: Tensor  # (vectors of K, lanes)
+    squeeze: tuple[Tensor, ...]  # (R, vectors, lanes), (R up to whole vectors,), (vectors, R, lanes), (vectors, lanes)
     z_floats: int = 0
     tail_at: int = 0
     tail_length: int = 0
@@ -50,7 +51,8 @@ def pack(stage: Stage, lanes: int) -> Packed:
     empty = torch.zeros(0, dtype=torch.float32, device="cpu")
     if stage.settings.kind != "block":
         table = torch.zeros(0, dtype=torch.int32, device="cpu")
-        return Packed(empty, table, empty, pack_matrix(project, lanes), pack_matrix(bias[:, None], lanes)[:, 0])
+        matrix, last = pack_matrix(project, lanes), pack_matrix(bias[:, None], lanes)[:, 0]
+        return Packed(empty, table, empty, matrix, last, (empty,) * 4)
     assert stage.taps_in is not None
     assert stage.taps_out is not None
     layers = _layers(stage.taps_out)
@@ -71,6 +73,7 @@ def pack(stage: Stage, lanes: int) -> Packed:
         _constants(stage, vectors, lanes),
         pack_matrix(project, lanes),
         pack_matrix(bias[:, None], lanes)[:, 0].contiguous(),
+        (empty,) * 4 if stage.squeeze is None else _squeeze(stage.squeeze, vectors, lanes),
         z_floats=parts + 2 * tails * lanes + lanes,
         tail_at=size - length,
         tail_length=length,
@@ -154,3 +157,18 @@ def _constants(stage: Stage, vectors: list[Vector], lanes: int) -> Tensor:
         at, channels = torch.tensor(vector.lanes, dtype=torch.int64, device="cpu").T
         constants[n][:, at] = by_channel[:, channels]
     return constants
+
+
+def _squeeze(squeeze: Squeeze, vectors: list[Vector], lanes: int) -> tuple[Tensor, ...]:
+    """Both matrices with their expanded channels in the order of the vectors; zeros in unused lanes."""
+
+    def spread(by_channel: Tensor) -> Tensor:  # shape: (C, ...) to (vectors, lanes, ...)
+        found = torch.zeros(len(vectors), lanes, *by_channel.shape[1:], dtype=torch.float32, device="cpu")
+        for n, vector in enumerate(vectors):
+            at, channels = torch.tensor(vector.lanes, dtype=torch.int64, device="cpu").T
+            found[n, at] = by_channel[channels].float()
+        return found
+
+    bias = pack_matrix(squeeze.reduce_bias[:, None], lanes).flatten()
+    reduce, restore = spread(squeeze.reduce.T), spread(squeeze.restore)
+    return reduce.permute(2, 0, 1), bias, restore.transpose(1, 2), spread(squeeze.restore_bias)

@@ -19,6 +19,7 @@ from epitorch.deploy._fused_match import (
     is_known,
     is_triple,
     own_code,
+    timm_triple,
 )
 from epitorch.deploy._parity import check_parity
 from epitorch.deploy.fused import FusedChain, FusedConv, FusedInvertedResidual, FusedStage
@@ -26,8 +27,10 @@ from epitorch.errors import InputError, explain
 from epitorch.nn import EpitomeLayer
 
 # timm keeps a convolution and its batch norm (with the activation inside) side by side
-_EFFICIENTNET = ("timm.models.efficientnet", "EfficientNet", "forward_features")
-_PAIRS = (("conv_stem", "bn1"), ("conv_head", "bn2"))
+_PAIRS = (
+    (("timm.models.efficientnet", "EfficientNet", "forward_features"), (("conv_stem", "bn1"), ("conv_head", "bn2"))),
+    (("timm.models.mobilenetv3", "MobileNetV3", "forward_features"), (("conv_stem", "bn1"),)),
+)
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,11 @@ class FusionReport:
 def fuse(net: nn.Module, example_input: Tensor | tuple[Any, ...] | None = None) -> nn.Module:
     """Run a deployed network's inverted residuals as single operators.
 
-    Recognised are the blocks of torchvision's MobileNetV2 and of timm's MobileNetV2 and EfficientNet-Lite
-    (`InvertedResidual`, `DepthwiseSeparableConv`) whose 1x1 convolutions run on their epitomes, and around them the
-    stem and plain 1x1 convolutions. Batch norms are folded; an `nn.Sequential` runs stages that follow each other in
-    one call of the native kernel and keeps its children. What has anything else (squeeze-excitation, hooks, other
-    kernels, a subclass, a forward of its own) is left.
+    Recognised are the blocks of MobileNetV2, MobileNetV3 and EfficientNet of torchvision and timm
+    (`InvertedResidual`, `DepthwiseSeparableConv`, `MBConv`), with squeeze-excitation or without, whose 1x1
+    convolutions run on their epitomes, and around them the stem and plain 1x1 convolutions. Batch norms are folded; an
+    `nn.Sequential` runs stages that follow each other in one call of the native kernel and keeps its children. What
+    has anything else (hooks, other kernels, a subclass, a forward of its own) is left.
 
     Args:
         net: From `epitorch.deploy(model, x, strategy="reuse")`, in eval mode; it stays as it is.
@@ -146,14 +149,19 @@ def _fuse_convolutions(rows: list[FusedLayer], root: nn.Module) -> None:
             continue
         if is_triple(child) and isinstance(child.get_submodule("0"), nn.Conv2d):
             _try_conv(rows, name, parent, child, tuple(child.children()))
-        if not is_known(child, *_EFFICIENTNET) or "forward" in vars(child):
-            continue
-        for conv, norm in _PAIRS:
-            pair: Any = (getattr(child, conv, None), getattr(child, norm, None))
-            if isinstance(pair[0], nn.Conv2d) and hasattr(pair[1], "act"):
-                fused = _try_conv(rows, f"{name}.{conv}".lstrip("."), child, pair[0], (*pair, pair[1].act))
-                if fused:
-                    _set(child, pair[1], nn.Identity())
+        if triple := timm_triple(child):
+            _try_conv(rows, name, parent, child, triple)
+        for known, pairs in _PAIRS:
+            if is_known(child, *known) and "forward" not in vars(child):
+                _fuse_pairs(rows, name, child, pairs)
+
+
+def _fuse_pairs(rows: list[FusedLayer], name: str, net: nn.Module, pairs: tuple[tuple[str, str], ...]) -> None:
+    for conv, norm in pairs:
+        pair: Any = (getattr(net, conv, None), getattr(net, norm, None))
+        pairs_up = isinstance(pair[0], nn.Conv2d) and hasattr(pair[1], "act")
+        if pairs_up and _try_conv(rows, f"{name}.{conv}".lstrip("."), net, pair[0], (*pair, pair[1].act)):
+            _set(net, pair[1], nn.Identity())
 
 
 def _try_conv(

@@ -56,9 +56,21 @@ def _middle(stage: Stage, x: Tensor) -> Tensor:
     assert weight is not None
     filtered = F.conv2d(expanded, weight, stage.depthwise_bias, settings.stride, settings.padding, groups=channels)
     filtered = activate(filtered, settings.activations[1])
+    if stage.squeeze is not None:
+        filtered = filtered * _gate(stage, filtered.mean((2, 3), keepdim=True))
     share = _column(b.fraction.to(x.dtype))
     sums = filtered.new_zeros(filtered.shape[0], b.size, *filtered.shape[2:])
     return sums.index_add(1, b.lower, filtered * (1 - share)).index_add(1, b.upper, filtered * share)
+
+
+def _gate(stage: Stage, means: Tensor) -> Tensor:
+    """Factor of every expanded channel, shape (N, C, 1, 1), from their means, of the same shape."""
+    squeeze, how = stage.squeeze, stage.settings.squeeze
+    assert squeeze is not None
+    assert how is not None
+    narrow = activate(F.conv2d(means, squeeze.reduce[:, :, None, None], squeeze.reduce_bias), how[0])
+    gate = F.conv2d(narrow, squeeze.restore[:, :, None, None], squeeze.restore_bias)
+    return gate.sigmoid() if how[1] == "sigmoid" else F.hardsigmoid(gate)
 
 
 def _column(values: Tensor) -> Tensor:

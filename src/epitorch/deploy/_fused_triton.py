@@ -66,6 +66,8 @@ def why_not_triton(stage: Stage) -> str:
     """Why the kernel cannot run a stage; empty if it can."""
     if stage.settings.kind != "block":
         return "a plain convolution"
+    if stage.squeeze is not None:
+        return "squeeze-excitation"
     assert stage.taps_out is not None
     if stage.project.dtype not in DTYPES:
         return f"dtype {stage.project.dtype}"

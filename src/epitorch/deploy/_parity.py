@@ -97,17 +97,29 @@ def same_values(expected: Tensor, got: Tensor) -> bool:
 
 
 def relative_difference(expected: Tensor, got: Tensor) -> float:
-    """Largest absolute difference over the largest absolute value; infinite where only one is not finite."""
-    wide = torch.complex128 if expected.is_complex() else torch.float64
-    a, b = expected.detach().to("cpu", wide), got.detach().to("cpu", wide)
+    """Largest absolute difference over the largest absolute value; real and imaginary parts count one by one.
+
+    Infinite where only one of both is not finite, or where they are not finite in different ways: NaN, plus and minus
+    infinity are three values.
+    """
+    a, b = _as_double(expected), _as_double(got)
     finite = a.isfinite()
     if not torch.equal(finite, b.isfinite()):
+        return float("inf")
+    if not torch.equal(a[~finite].nan_to_num(0.0, 1.0, -1.0), b[~finite].nan_to_num(0.0, 1.0, -1.0)):
         return float("inf")
     a, b = a[finite], b[finite]
     if a.numel() == 0 or torch.equal(a, b):
         return 0.0
     scale = a.abs().max().item()
     return (a - b).abs().max().item() / scale if scale else float("inf")
+
+
+def _as_double(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().cpu()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.double()
 
 
 def _tolerance(tensor: Tensor) -> float:

@@ -81,6 +81,8 @@ class FusedStage(nn.Module):
         """
         if torch.onnx.is_in_onnx_export():
             return run_reference(self.stage, input)
+        if isinstance(input, torch.fx.Proxy):  # torch.fx.symbolic_trace
+            return fused_stage(input, self._tensors(), self._packed, self.settings.encode())
         if torch.compiler.is_compiling():
             if input.device.type == "cuda" and not self._packed:
                 return run_reference(self.stage, input)  # the compiler fuses what follows a plain convolution

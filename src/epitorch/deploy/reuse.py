@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from epitorch.conversion import refuse_derived
 from epitorch.cost.analysis import declined_by
 from epitorch.cost.diagonals import DiagonalLayout
 from epitorch.cost.formulas import EXPANDED, INTEGRAL, ON_DIAGONALS, STRATEGIES, WRAPPED, Strategy
@@ -41,6 +42,7 @@ class ReuseLayer(nn.Module):
         strategy: `product_map`: O filters, then `A_out`. `wrapping`: `A_in^T`, then I channels. `both`.
 
     Raises:
+        ConversionError: If the epitome or the bias is made from other tensors.
         StartsError: If a start is not finite.
     """
 
@@ -56,8 +58,10 @@ class ReuseLayer(nn.Module):
         super().__init__()
         self.strategy: ReuseStrategy = strategy
         self.spec, self.weight_shape = layer.spec, layer.weight_shape
-        self.register_parameter("epitome", layer.epitome)
-        self.register_parameter("bias", layer.bias)
+        for name in ("epitome", "bias"):
+            if getattr(layer, name) is not None:
+                refuse_derived(layer, name, layer.qualified_name or type(layer).__name__)
+            self.register_parameter(name, getattr(layer, name))
         self._starts = {axis: value.detach().cpu().clone() for axis, value in layer.starts().items()}
         check_finite(self._starts, layer.qualified_name or type(layer).__name__)
         self.register_buffer("kernel", None, persistent=False)

@@ -37,5 +37,7 @@ def write_executorch(job: Job, path: Path) -> None:
 def run_executorch(path: Path, batches: list[tuple[Tensor, ...]]) -> list[list[Tensor]]:
     """Outputs of ExecuTorch's runtime."""
     runtime = require("executorch.runtime", "executorch")
-    method = runtime.Runtime.get().load_program(path.read_bytes()).load_method("forward")
+    # the method reads constants from the program's bytes without holding them: the program has to outlive its runs
+    program = runtime.Runtime.get().load_program(path.read_bytes())
+    method = program.load_method("forward")
     return [[tensor.clone() for tensor in tensors(method.execute(list(arguments)))] for arguments in batches]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from epitorch.functional import sample_weight
@@ -20,7 +21,9 @@ class GeneratedWeight(nn.Module):
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.spec, self.weight_shape, self.transposed = layer.spec, layer.weight_shape, layer.transposed
-        self.starts = {axis: value.detach().cpu().clone() for axis, value in layer.starts().items()}
+        # ExecuTorch's kernels refuse strides in another order than the axes, those of axes of length 1 too
+        starts = {axis: value.detach().cpu() for axis, value in layer.starts().items()}
+        self.starts = {axis: value.clone(memory_format=torch.contiguous_format) for axis, value in starts.items()}
         self.epitome = layer.epitome.detach()
 
     def forward(self, epitome: Tensor) -> Tensor:

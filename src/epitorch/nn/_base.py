@@ -76,7 +76,7 @@ class EpitomeLayer(nn.Module, ABC):
             spatial_shift=spatial_shift,
         )
         self.momentum = _checked_momentum(momentum)
-        self.epitome = nn.Parameter(torch.empty(tuple(epitome_shape), **factory))
+        self.epitome = nn.Parameter(_allocated(tuple(epitome_shape), factory))
         self._build_starts(in_features)
         self._learner_in_eval = False
         self._reset_epitome()
@@ -306,6 +306,21 @@ def _recomputing() -> bool:
     if torch.compiler.is_compiling():
         return False
     return torch._C._current_graph_task_id() != -1
+
+
+def _allocated(shape: tuple[int, ...], factory: dict[str, Any]) -> Tensor:
+    """Memory for an epitome; a size that nobody can mean is refused in the family's words."""
+    try:
+        return torch.empty(shape, **factory)
+    except RuntimeError as error:  # torch's allocators have no narrower one in common
+        raise ShapeError(
+            explain(
+                "there is no memory for this epitome",
+                expected="an epitome that fits the device, usually smaller than the layer's weight",
+                got=f"epitome_shape={shape}, {prod(shape):,} elements ({str(error).splitlines()[0][:120]})",
+                fix="give a smaller epitome_shape",
+            )
+        ) from error
 
 
 def _checked_momentum(momentum: float) -> float:

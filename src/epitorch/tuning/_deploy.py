@@ -16,6 +16,8 @@ from epitorch.cost.formulas import NO_NEED, STRATEGIES, Choice, Geometry, Reason
 from epitorch.deploy import Chooser, deploy_as, deploy_by
 from epitorch.errors import InputError, check_is_model, explain, suggest
 from epitorch.nn import EpitomeLayer
+from epitorch.progress import Say, say_nothing
+from epitorch.progress import progress as show_progress
 from epitorch.timing import torch_threads
 from epitorch.tuning._cache import TimingCache
 from epitorch.tuning._layers import LayerTimer, Seconds, applicable, record_inputs
@@ -39,6 +41,7 @@ def deploy(
     measure: bool = True,
     threads: int = 1,
     slowdown: float = 1.0,
+    progress: bool = True,
 ) -> nn.Module:
     """Make a module for inference without learners that computes what `model` computes in eval mode.
 
@@ -60,6 +63,7 @@ def deploy(
         measure: For "auto": without measuring, an operation of mixing channels counts as 16 multiply-adds.
         threads: For "auto": of the runtime.
         slowdown: For the objective "size".
+        progress: For "auto": say on standard error what is being timed, once two seconds have passed.
 
     Returns:
         A copy in eval mode. Its attribute `deployment` is the report (`Deployment`) with every candidate's time; copies
@@ -83,15 +87,39 @@ def deploy(
         return deploy_as(model, example_input, strategy)
     if not measure:
         return deploy_by(model, example_input, "auto", _by_model(objective, slowdown))
+    with show_progress("deploy", progress) as say:
+        return deploy_measured(model, as_arguments(example_input), runtime, objective, threads, slowdown, say)
+
+
+def deploy_measured(
+    model: nn.Module,
+    arguments: tuple[Any, ...],
+    runtime: Runtime,
+    objective: Objective,
+    threads: int,
+    slowdown: float,
+    say: Say,
+) -> nn.Module:
+    """`deploy(strategy="auto")` with checked arguments; see there.
+
+    Args:
+        model: See there, as for all that follow.
+        arguments: See there.
+        runtime: See there.
+        objective: See there.
+        threads: See there.
+        slowdown: See there.
+        say: Is told what is being done.
+    """
     with tempfile.TemporaryDirectory() as folder, torch_threads(threads):
         cache = TimingCache()
         timer = LayerTimer(runtime, threads, Path(folder), cache)
-        chooser = _Measured(timer, as_arguments(example_input), objective, slowdown)
-        net = deploy_by(model, example_input, "auto", chooser)
+        chooser = _Measured(timer, arguments, objective, slowdown, say)
+        net = deploy_by(model, arguments, "auto", chooser)
         cache.save()
         if objective == "size":
             return net
-        return fastest_network(model, net, as_arguments(example_input), runtime, Path(folder), threads)
+        return fastest_network(model, net, arguments, runtime, Path(folder), threads, say)
 
 
 # ---- by measurement ----
@@ -105,16 +133,18 @@ class _Measured:
     arguments: tuple[Any, ...]
     objective: Objective
     slowdown: float
+    say: Say = say_nothing
 
     def __call__(self, net: nn.Module, record: Trace) -> dict[str, Choice]:
         inputs = record_inputs(net, self.arguments)
-        return {
-            name: self._choice(calls.module, geometry_of(calls, record), inputs.get(name))
-            for name, calls in record.calls.items()
-            if isinstance(calls.module, EpitomeLayer)
-        }
+        layers = [(name, calls) for name, calls in record.calls.items() if isinstance(calls.module, EpitomeLayer)]
+        found = {}
+        for number, (name, calls) in enumerate(layers, 1):
+            self.say(f"timing layer {number} of {len(layers)}, {name}")
+            found[name] = self._choice(calls.module, geometry_of(calls, record), inputs.get(name))
+        return found
 
-    def _choice(self, layer: EpitomeLayer, geometry: Geometry, given: Tensor | None) -> Choice:
+    def _choice(self, layer: Any, geometry: Geometry, given: Tensor | None) -> Choice:
         if given is None or not geometry.kernel_positions:
             return _choice_of(layer, geometry, "folded", "not run by the example input")
         seconds = self.timer.seconds(layer, geometry, given)

@@ -17,6 +17,7 @@ from epitorch.cost.formulas import Reason
 from epitorch.deploy import Deployment, Rotate, deploy_as, fuse, lay_out
 from epitorch.deploy._parity import AMPLIFIED, check_parity
 from epitorch.errors import EpitorchError
+from epitorch.progress import Say, say_nothing
 from epitorch.timing import Times, alternate, busy_clock
 from epitorch.tuning._runtimes import Running, Runtime, load
 
@@ -26,7 +27,13 @@ _REASON: Reason = "part of the fastest network"
 
 
 def fastest_network(
-    model: nn.Module, chosen: nn.Module, arguments: tuple[Any, ...], runtime: Runtime, folder: Path, threads: int
+    model: nn.Module,
+    chosen: nn.Module,
+    arguments: tuple[Any, ...],
+    runtime: Runtime,
+    folder: Path,
+    threads: int,
+    say: Say = say_nothing,
 ) -> nn.Module:
     """Time whole networks side by side and return the fastest.
 
@@ -37,13 +44,16 @@ def fastest_network(
         runtime: Where it will run.
         folder: For files in between.
         threads: Of the runtime.
+        say: Is told what is being done.
 
     Returns:
         The fastest, or the folded one where none is faster by 3%; its `deployment` names them all with their times.
     """
     nets, running = {}, {}
     expected = _output(chosen, arguments)
-    for name, make in _candidates(model, chosen, arguments, runtime).items():
+    candidates = _candidates(model, chosen, arguments, runtime)
+    for number, (name, make) in enumerate(candidates.items(), 1):
+        say(f"making network {number} of {len(candidates)}, {name}")
         try:
             net = make()
             if net is None:
@@ -55,6 +65,7 @@ def fastest_network(
                 raise  # what the user asked for; the others are offers
             continue
         nets[name] = net
+    say("timing networks")
     times = {name: min(value.seconds) for name, value in _timed(running, threads).items()}
     fastest = min(times, key=lambda name: times[name])
     if times[fastest] > _WORTH * times.get("folded", inf):

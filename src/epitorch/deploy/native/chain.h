@@ -1,232 +1,9 @@
 // A chain of stages on one image: strips of rows, so that what lies between two convolutions stays in cache.
 #pragma once
-#include <algorithm>
-#include <cstdlib>
-#include <vector>
-
-#include "matmul.h"
-#include "middle.h"
+#include "squeeze.h"
+#include "strip.h"
 
 namespace ISA {
-
-struct Size {
-  int height, width;
-};
-
-// Where an image lies: floats between channels, rows and columns.
-struct Image {
-  const float* data;
-  ptrdiff_t channel, row, column;
-};
-
-INLINE int up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-INLINE Size output_size(const Stage& s, Size in) {
-  if (s.kind == kPointwise) return in;
-  return {(in.height + 2 * s.padding - s.kernel) / s.stride + 1, (in.width + 2 * s.padding - s.kernel) / s.stride + 1};
-}
-
-// Bytes that stay in cache: the product map and the sums of a strip in level 2, what a tile touches in level 1.
-constexpr int kStripBytes = 256 * 1024;
-constexpr int kTileBytes = 20 * 1024;
-constexpr int kColumns = 28;
-
-struct Plan {
-  Size in, out;
-  int p_row;                  // floats of one pixel of the product map, stored twice
-  int z_row;                  // floats of one pixel of the wrapped sums, with room behind for the circle and tails
-  int strip;                  // output rows of a strip
-  int strip_rows;             // input rows that it reads
-  int tile;                   // output columns of a tile
-  int tile_height;            // output rows of a tile
-};
-
-INLINE int needs(const Stage& s, int outputs) { return (outputs - 1) * s.stride + s.kernel; }
-
-// Rows a multiple of 4 KiB apart would share few places of the cache.
-INLINE int spread(int floats) { return up(floats, 4) % 64 ? up(floats, 4) : up(floats, 4) + 16; }
-
-INLINE int tile_floats(const Stage& s, int rows, int columns) {
-  return (needs(s, rows) * needs(s, columns) + 2 * rows * columns) * W;
-}
-
-// Whether the depthwise convolution can read the input where it lies: whole vectors, no circle.
-INLINE bool reads_input(const Stage& s) { return s.expands == 0 && s.mid % W == 0; }
-
-// Whether every wrapped sum has one destination: it is then stored, not added.
-INLINE bool sums_once(const Stage& s) { return !s.has_upper && !s.tail_length; }
-
-static Plan plan_for(const Stage& s, Size in) {
-  Plan p;
-  p.in = in, p.out = output_size(s, in);
-  p.p_row = reads_input(s) ? s.mid : spread(2 * s.mid + s.group_in);
-  p.z_row = spread(s.z_floats);
-  p.strip = p.out.height;
-  while (p.strip > 1 && (needs(s, p.strip) * in.width * p.p_row + p.strip * p.out.width * p.z_row) * 4 > kStripBytes)
-    p.strip = (p.strip + 1) / 2;
-  p.strip_rows = std::min(needs(s, p.strip), in.height + s.kernel);
-  p.tile = std::min(p.out.width, kColumns);
-  p.tile_height = p.strip;
-  while (p.tile > 7 && tile_floats(s, 1, p.tile) * 4 > kTileBytes) p.tile = (p.tile + 1) / 2;
-  while (p.tile_height > 1 && tile_floats(s, p.tile_height, p.tile) * 4 > kTileBytes) p.tile_height--;
-  return p;
-}
-
-// Memory of one thread, kept between calls. Lanes that nothing writes are read and thrown away: they start as zeros.
-class Scratch {
- public:
-  float* take(size_t floats) {
-    const size_t at = used_;
-    used_ += (floats + 31) / 16 * 16;
-    return base_ + at;
-  }
-  void reserve(size_t floats) {
-    used_ = 0;
-    if (floats <= size_) return;
-    memory_.assign(floats + 16, 0.0f);
-    base_ = memory_.data() + (16 - reinterpret_cast<uintptr_t>(memory_.data()) / 4 % 16) % 16;
-    size_ = floats;
-  }
-
- private:
-  std::vector<float> memory_;
-  float* base_ = nullptr;
-  size_t size_ = 0, used_ = 0;
-};
-
-// ---- product map ----
-
-struct WriteTwice {
-  float* p;
-  int row, mid;
-  MEMBER void operator()(int m, int n, V v) const {
-    float* at = p + (ptrdiff_t)m * row + n * W;
-    if (mid - n * W >= W)
-      store(at, v);
-    else
-      store_part(at, v, mid - n * W);
-    if (mid - n * W >= W)
-      store(at + mid, v);
-    else
-      store_part(at + mid, v, mid - n * W);
-  }
-};
-
-INLINE void product_map(const Stage& s, const Plan& plan, const float* x, int pixels, float* p) {
-  if (s.expands == 1) {
-    WriteTwice write{p, plan.p_row, s.mid};
-    matmul<Straight>({x, s.in_channels, nullptr, s.expand, s.in_channels}, pixels, up(s.mid, W) / W, write);
-    return;
-  }
-  for (int i = 0; i < pixels; i++) {
-    float* at = p + (ptrdiff_t)i * plan.p_row;
-    std::memcpy(at, x + (ptrdiff_t)i * s.mid, 4 * s.mid);
-    if (s.expands == 2) std::memcpy(at + s.mid, at, 4 * s.mid);
-  }
-}
-
-// ---- the middle of a strip ----
-
-struct Strip {
-  const float* p;  // product map
-  int first;       // its first row in the image
-  int from, to;    // output rows
-  float* z;        // wrapped sums, a row per pixel
-  float* e;        // expanded tile, one vector per pixel
-  float* sums;     // sums of the tile's lower, then of its upper taps
-};
-
-// Expanded channels of the rows and columns that a tile of outputs reads; zeros in the padding.
-INLINE void fill(const Stage& s, const Plan& plan, const Lanes& l, const Strip& t, int y, int rows, int x, int width) {
-  const int left = std::min(std::max(0, -x), width), right = std::max(left, std::min(width, plan.in.width - x));
-  for (int i = 0; i < rows; i++) {
-    float* e = t.e + (ptrdiff_t)i * width * W;
-    if (y + i < 0 || y + i >= plan.in.height) {
-      std::memset(e, 0, 4 * width * W);
-      continue;
-    }
-    std::memset(e, 0, 4 * left * W);
-    const float* p = t.p + ((ptrdiff_t)(y + i - t.first) * plan.in.width + x + left) * plan.p_row;
-    interpolate_any(s, l, p, plan.p_row, right - left, e + left * W);
-    std::memset(e + right * W, 0, 4 * (width - right) * W);
-  }
-}
-
-struct Tile {
-  int y, rows, x, columns;
-};
-
-// Add sums to `lanes` floats of every pixel's row, from `at` on.
-INLINE void flush(const Plan& plan, const Strip& t, const Tile& tile, const float* sums, int at, int lanes, bool stores) {
-  for (int i = 0; i < tile.rows; i++) {
-    float* z = t.z + ((ptrdiff_t)(tile.y + i - t.from) * plan.out.width + tile.x) * plan.z_row + at;
-    if (stores) {
-      for (int j = 0; j < tile.columns; j++, sums += W, z += plan.z_row) store(z, load(sums));
-    } else if (lanes == W) {
-      for (int j = 0; j < tile.columns; j++, sums += W, z += plan.z_row) store(z, load(z) + load(sums));
-    } else {
-      for (int j = 0; j < tile.columns; j++, sums += W, z += plan.z_row)
-        store_part(z, load_part(z, lanes) + load(sums), lanes);
-    }
-  }
-}
-
-// Sums of upper taps belong `group_out` further on; those of a packed tail keep apart until it is added up.
-INLINE void flush_both(const Stage& s, const Plan& plan, const Strip& t, const Tile& tile, int destination) {
-  const bool packed = s.tail_length && destination >= s.tail_parts;
-  const int used = packed ? W : std::min(W, s.wrapped - destination);
-  flush(plan, t, tile, t.sums, destination, used, sums_once(s));
-  if (!s.has_upper) return;
-  const int further = packed ? s.tail_vectors * W : s.group_out;
-  flush(plan, t, tile, t.sums + tile.rows * tile.columns * W, destination + further, used, false);
-}
-
-INLINE void middle_tile(const Stage& s, const Plan& plan, const Strip& t, Depthwise run, const Tile& tile) {
-  const int width = needs(s, tile.columns), pixels = tile.rows * tile.columns;
-  for (int v = 0; v < s.vectors;) {
-    const int destination = lanes(s, v).destination;
-    std::memset(t.sums, 0, 4 * (size_t)(1 + s.has_upper) * pixels * W);
-    for (; v < s.vectors; v++) {
-      const Lanes l = lanes(s, v);
-      if (l.destination != destination) break;
-      fill(s, plan, l, t, tile.y * s.stride - s.padding, needs(s, tile.rows), tile.x * s.stride - s.padding, width);
-      for (int i = 0; i < tile.rows; i++) {
-        float* sums = t.sums + (ptrdiff_t)i * tile.columns * W;
-        run(s, l, t.e + (ptrdiff_t)i * s.stride * width * W, width, tile.columns, sums, sums + pixels * W);
-      }
-    }
-    flush_both(s, plan, t, tile, destination);
-  }
-}
-
-// Add up the parts of the packed tail: those of lower taps, or of upper ones.
-INLINE void close_tail(const Stage& s, const Plan& plan, float* z, ptrdiff_t pixels, int upper) {
-  const int parts = s.tail_parts + upper * s.tail_vectors * W, at = s.tail_at + upper * s.group_out;
-  for (ptrdiff_t i = 0; i < pixels; i++, z += plan.z_row) {
-    V total = load_part(z + at, s.tail_length);
-    for (int v = 0; v < s.tail_vectors; v++)
-      for (int block = 0; block < s.tail_blocks; block++) total += load(z + parts + v * W + block * s.tail_length);
-    store_part(z + at, total, s.tail_length);
-  }
-}
-
-// What ran past the end of the circle belongs to its beginning.
-INLINE void close_circle(const Stage& s, const Plan& plan, float* z, ptrdiff_t pixels) {
-  for (ptrdiff_t i = 0; i < pixels; i++, z += plan.z_row)
-    for (int j = 0; j < s.group_out; j++) z[j] += z[s.wrapped + j];
-}
-
-INLINE void middle(const Stage& s, const Plan& plan, const Strip& t) {
-  const Depthwise run = depthwise_of(s);
-  const ptrdiff_t pixels = (ptrdiff_t)(t.to - t.from) * plan.out.width;
-  if (!sums_once(s)) std::memset(t.z, 0, 4 * pixels * plan.z_row);
-  for (int y = t.from; y < t.to; y += plan.tile_height)
-    for (int x = 0; x < plan.out.width; x += plan.tile)
-      middle_tile(s, plan, t, run,
-                  {y, std::min(plan.tile_height, t.to - y), x, std::min(plan.tile, plan.out.width - x)});
-  for (int upper = 0; s.tail_length && upper <= s.has_upper; upper++) close_tail(s, plan, t.z, pixels, upper);
-  if (s.has_upper) close_circle(s, plan, t.z, pixels);
-}
 
 // ---- the last convolution of a stage ----
 
@@ -282,26 +59,56 @@ INLINE void move_on(const Stage& s, const Plan& plan, const float* x, float* p, 
   from = first, to = end;
 }
 
-static void run_block(const Stage& s, const Plan& plan, const float* x, float* y, Scratch& scratch) {
-  scratch.reserve(block_scratch(s, plan));
-  // behind the last pixel a vector may be read past the end
-  float* p = scratch.take((size_t)plan.strip_rows * plan.in.width * plan.p_row + 64);
-  float* z = scratch.take((size_t)plan.strip * plan.out.width * plan.z_row + 64);
-  float* e = scratch.take((size_t)needs(s, plan.tile_height) * needs(s, plan.tile) * W);
-  float* sums = scratch.take((size_t)2 * plan.tile_height * plan.tile * W);
+struct Buffers {
+  float *p, *z, *e, *sums;
+};
+
+// behind the last pixel a vector may be read past the end
+static Buffers take_buffers(const Stage& s, const Plan& plan, Scratch& scratch) {
+  return {scratch.take((size_t)plan.strip_rows * plan.in.width * plan.p_row + 64),
+          scratch.take((size_t)plan.strip * plan.out.width * plan.z_row + 64),
+          scratch.take((size_t)needs(s, plan.tile_height) * needs(s, plan.tile) * W),
+          scratch.take((size_t)2 * plan.tile_height * plan.tile * W)};
+}
+
+// Call `run` with every strip, its product map made.
+template <class Run>
+INLINE void each_strip(const Stage& s, const Plan& plan, const float* x, const Buffers& b, Run run) {
   int have_from = 0, have_to = 0;
   for (int from = 0; from < plan.out.height; from += plan.strip) {
     const int to = std::min(plan.out.height, from + plan.strip);
     const int first = std::max(0, from * s.stride - s.padding);
     const int end = std::max(first, std::min(plan.in.height, (to - 1) * s.stride - s.padding + s.kernel));
     const bool direct = reads_input(s);
-    if (!direct) move_on(s, plan, x, p, first, end, have_from, have_to);
-    const float* rows = direct ? x + (ptrdiff_t)first * plan.in.width * s.mid : p;
-    middle(s, plan, {rows, first, from, to, z, e, sums});
-    const ptrdiff_t at = (ptrdiff_t)from * plan.out.width * s.out_channels;
-    last_product<Straight>(s, {z, plan.z_row, nullptr, s.project, s.wrapped}, (to - from) * plan.out.width, y + at,
-                           s.residual ? x + at : nullptr);
+    if (!direct) move_on(s, plan, x, b.p, first, end, have_from, have_to);
+    run(Strip{direct ? x + (ptrdiff_t)first * plan.in.width * s.mid : b.p, first, from, to, b.z, b.e, b.sums});
   }
+}
+
+INLINE void project(const Stage& s, const Plan& plan, const Strip& t, const float* x, float* y) {
+  const ptrdiff_t at = (ptrdiff_t)t.from * plan.out.width * s.out_channels;
+  last_product<Straight>(s, {t.z, plan.z_row, nullptr, s.project, s.wrapped}, pixels_of(plan, t), y + at,
+                         s.residual ? x + at : nullptr);
+}
+
+static void run_squeezed(const Stage& s, const Plan& plan, const float* x, float* y, const Buffers& b, const Kept& kept) {
+  each_strip(s, plan, x, b, [&](const Strip& t) { keep(s, plan, t, kept); });
+  make_gates(s, plan, kept);
+  for (int from = 0; from < plan.out.height; from += plan.strip) {
+    const Strip t{nullptr, 0, from, std::min(plan.out.height, from + plan.strip), b.z, b.e, b.sums};
+    wrap(s, plan, t, kept);
+    project(s, plan, t, x, y);
+  }
+}
+
+static void run_block(const Stage& s, const Plan& plan, const float* x, float* y, Scratch& scratch) {
+  scratch.reserve(block_scratch(s, plan) + kept_floats(s, plan));
+  const Buffers b = take_buffers(s, plan, scratch);
+  if (s.squeeze) return run_squeezed(s, plan, x, y, b, take_kept(s, plan, scratch));
+  each_strip(s, plan, x, b, [&](const Strip& t) {
+    middle(s, plan, t);
+    project(s, plan, t, x, y);
+  });
 }
 
 // A plain convolution of few channels: rows of the window side by side, read at a table of places.

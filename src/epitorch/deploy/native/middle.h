@@ -68,7 +68,8 @@ INLINE void interpolate_any(const Stage& s, const Lanes& l, const float* p, int 
   }
 }
 
-template <int K, int S, int A, int P>
+// Keeps: the channels are stored at `z` and their total is added to `zu`; else both are sums of wrapping.
+template <int K, int S, int A, bool Keeps, int P>
 INLINE void depthwise_pixels(const Stage& s, const Lanes& l, const float* e, int width, float* z, float* zu) {
   V sum[P];
   for (int i = 0; i < P; i++) sum[i] = load(l.taps + K * K * W);
@@ -78,41 +79,49 @@ INLINE void depthwise_pixels(const Stage& s, const Lanes& l, const float* e, int
       for (int i = 0; i < P; i++) sum[i] += tap * load(e + (y * width + i * S + x) * W);
     }
   const V low = splat(s.low[1]), high = splat(s.high[1]);
-  const V lower = load(l.wrap), upper = load(l.wrap + W);
   for (int i = 0; i < P; i++) sum[i] = activate<A>(sum[i], low, high);
+  if constexpr (Keeps) {
+    V total = load(zu);
+    for (int i = 0; i < P; i++) store(z + i * W, sum[i]), total += sum[i];
+    store(zu, total);
+    return;
+  }
+  const V lower = load(l.wrap), upper = load(l.wrap + W);
   for (int i = 0; i < P; i++) store(z + i * W, load(z + i * W) + lower * sum[i]);
   if (l.upper & 2)
     for (int i = 0; i < P; i++) store(zu + i * W, load(zu + i * W) + upper * sum[i]);
 }
 
-// Depthwise convolution, batch norm, activation, and the sums of wrapping, for `n` pixels of one output row.
-template <int K, int S, int A>
+// Depthwise convolution, batch norm, activation, and the sums of wrapping (or keeping), for `n` pixels of an output row.
+template <int K, int S, int A, bool Keeps>
 __attribute__((noinline)) void depthwise(
     const Stage& s, const Lanes& l, const float* e, int width, int n, float* z, float* zu) {
-  constexpr int P = LANES == 16 ? 7 : 4;
+  constexpr int P = LANES == 16 ? 7 : 4, step = Keeps ? 0 : W;
   int i = 0;
-  for (; i + P <= n; i += P) depthwise_pixels<K, S, A, P>(s, l, e + i * S * W, width, z + i * W, zu + i * W);
-  for (; i + 2 <= n; i += 2) depthwise_pixels<K, S, A, 2>(s, l, e + i * S * W, width, z + i * W, zu + i * W);
-  for (; i < n; i++) depthwise_pixels<K, S, A, 1>(s, l, e + i * S * W, width, z + i * W, zu + i * W);
+  for (; i + P <= n; i += P) depthwise_pixels<K, S, A, Keeps, P>(s, l, e + i * S * W, width, z + i * W, zu + i * step);
+  for (; i + 2 <= n; i += 2) depthwise_pixels<K, S, A, Keeps, 2>(s, l, e + i * S * W, width, z + i * W, zu + i * step);
+  for (; i < n; i++) depthwise_pixels<K, S, A, Keeps, 1>(s, l, e + i * S * W, width, z + i * W, zu + i * step);
 }
 
 typedef void (*Depthwise)(const Stage&, const Lanes&, const float*, int, int, float*, float*);
 
-template <int K, int S>
+template <int K, int S, bool Keeps>
 INLINE Depthwise depthwise_for(int activation) {
   switch (activation) {
-    case kSilu: return depthwise<K, S, kSilu>;
-    case kHardswish: return depthwise<K, S, kHardswish>;
-    default: return depthwise<K, S, kClamp>;
+    case kSilu: return depthwise<K, S, kSilu, Keeps>;
+    case kHardswish: return depthwise<K, S, kHardswish, Keeps>;
+    default: return depthwise<K, S, kClamp, Keeps>;
   }
 }
 
+template <bool Keeps>
 static Depthwise depthwise_of(const Stage& s) {
   const bool one = s.stride == 1;
+  const int a = s.activation[1];
   switch (s.kernel) {
-    case 3: return one ? depthwise_for<3, 1>(s.activation[1]) : depthwise_for<3, 2>(s.activation[1]);
-    case 5: return one ? depthwise_for<5, 1>(s.activation[1]) : depthwise_for<5, 2>(s.activation[1]);
-    default: return one ? depthwise_for<7, 1>(s.activation[1]) : depthwise_for<7, 2>(s.activation[1]);
+    case 3: return one ? depthwise_for<3, 1, Keeps>(a) : depthwise_for<3, 2, Keeps>(a);
+    case 5: return one ? depthwise_for<5, 1, Keeps>(a) : depthwise_for<5, 2, Keeps>(a);
+    default: return one ? depthwise_for<7, 1, Keeps>(a) : depthwise_for<7, 2, Keeps>(a);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 enum StageKind : int32_t { kBlock = 0, kStem = 1, kPointwise = 2 };
+enum Gate : int32_t { kSigmoid = 0, kHardsigmoid = 1 };
 enum Activation : int32_t { kClamp = 0, kSilu = 1, kHardswish = 2 };
 
 struct Stage {
@@ -27,11 +28,20 @@ struct Stage {
   int32_t tail_vectors;
   int32_t tail_blocks;    // blocks packed into each tail vector
   int32_t activation[3];  // after the first 1x1, after the depthwise, at the end
+  int32_t squeeze;        // channels between the matrices of the squeeze-excitation, 0: there is none
+  int32_t squeeze_activation;
+  int32_t gate;
   float low[3];
   float high[3];
+  float squeeze_low;
+  float squeeze_high;
   const float* expand;     // [vectors of mid][in_channels][LANES]
   const int32_t* table;    // [vectors][4 + 2 * LANES]: kind, source, destination, upper taps; places of the taps
   const float* constants;  // [vectors][(6 + kernel^2) * LANES]: lower, upper, shift, depthwise, bias, lower, upper
   const float* project;    // [vectors of out][wrapped][LANES]
   const float* bias;       // [vectors of out][LANES]
+  const float* reduce;        // [squeeze][vectors][LANES]
+  const float* reduce_bias;   // [squeeze], filled up to whole vectors
+  const float* restore;       // [vectors][squeeze][LANES]
+  const float* restore_bias;  // [vectors][LANES]
 };
