@@ -288,9 +288,21 @@ def test_parity_guard() -> None:
 def test_parity_guard_lets_nan_and_infinity_pass_where_both_have_them() -> None:
     model = nn.Sequential(EpitomeLinear(4, 16, epitome_shape=(4, 4)))
     x = torch.randn(2, 4)
-    x[0, 0] = float("inf")
+    x[0, 0] = float("nan")
     net: Any = deploy(model, x)
     assert net.deployment.difference < 1e-5
+    x[0, 0] = float("inf")
+    net = deploy(model, x, "dense")
+    assert net.deployment.difference < 1e-5
+
+
+def test_infinities_that_cancel_are_noticed() -> None:
+    """Interpolating between plus and minus infinity gives NaN, where the generated weight times infinity has a sign."""
+    model = nn.Sequential(EpitomeLinear(4, 16, epitome_shape=(4, 4)))
+    x = torch.randn(2, 4)
+    x[0, 0] = float("inf")
+    with pytest.raises(ParityError, match="does not compute"):
+        deploy(model, x, "reuse")
 
 
 def test_starts_that_are_not_finite() -> None:
