@@ -4,7 +4,8 @@
 
 All networks live in one process and take turns (A B C, B C A, ...), so that a slow moment of the machine meets all of
 them; the figure is the median over the rounds of each round's ratio to the dense step. Peak memory is that of a fresh
-process that runs one network only. `--stem-stride 1` is the full-size network of the CIFAR-10 tables.
+process that runs one network only. `--stem-stride 1` is the full-size network of the CIFAR-10 tables. `--profile`
+writes instead which part of a step's processor time goes into which operators.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def main() -> int:
     if arguments.memory_of:
         print(_peak_memory(arguments.memory_of, arguments))
         return 0
-    report = {**_environment(arguments), "step": _step_times(arguments), "peak_rss_bytes": _peaks(arguments)}
+    if arguments.profile:
+        report = {**_environment(arguments), "shares": {name: _shares(name, arguments) for name in NETWORKS}}
+    else:
+        report = {**_environment(arguments), "step": _step_times(arguments), "peak_rss_bytes": _peaks(arguments)}
     text = json.dumps(report, indent=1) + "\n"
     print(text)
     if arguments.out:
@@ -55,6 +59,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--stem-stride", type=int, default=1)
     parser.add_argument("--layout", choices=("channels_last", "contiguous"), default="channels_last")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--memory-of", choices=NETWORKS, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -116,6 +121,38 @@ def _summary(times: list[float], dense: list[float]) -> dict[str, Any]:
         "ratio_to_dense": round(median(ratios), 4),
         "ratio_quartiles": [round(ratios[quarter], 4), round(ratios[-1 - quarter], 4)],
     }
+
+
+def _shares(name: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """Shares of the processor time of `rounds` steps, operators below a hundredth together."""
+    step, batch = _Step(name, arguments), _batch(arguments)
+    for _ in range(arguments.warmup):
+        step(*batch)
+    with torch.profiler.profile(record_shapes=True) as profile:
+        for _ in range(arguments.rounds):
+            step(*batch)
+    times: dict[str, float] = {}
+    for event in profile.key_averages(group_by_input_shape=True):
+        kind = _kind(event.key, [shape for shape in event.input_shapes if len(shape) == 4])
+        times[kind] = times.get(kind, 0) + event.self_cpu_time_total
+    total = sum(times.values())
+    shares = {kind: round(took / total, 4) for kind, took in sorted(times.items(), key=lambda item: -item[1])}
+    small = [kind for kind, share in shares.items() if share < 0.01]
+    return {**{kind: share for kind, share in shares.items() if kind not in small}, "rest": _sum(shares, small)}
+
+
+def _sum(shares: dict[str, float], kinds: list[str]) -> float:
+    return round(sum(shares[kind] for kind in kinds), 4)
+
+
+def _kind(operator: str, shapes: list[Any]) -> str:
+    """The operator's name; convolutions by kernel and direction."""
+    backward = operator == "aten::convolution_backward"
+    if not backward and operator != "aten::mkldnn_convolution":
+        return operator
+    weight = shapes[2 if backward else 1]
+    kernel = "1x1" if weight[2] == 1 else "depthwise" if weight[1] == 1 else "stem"
+    return f"{kernel} convolution, {'backward' if backward else 'forward'}"
 
 
 def _peak_memory(name: str, arguments: argparse.Namespace) -> int:
