@@ -221,7 +221,13 @@ def test_images_that_do_not_fit_the_checkpoint(tmp_path: Path, capsys: pytest.Ca
 # ---- help ----
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "eval", "count", "plan", "convert", "sweep", "reproduce"])
+COMMANDS = [
+    *("demo", "train", "eval", "count", "plan", "convert", "export", "deploy", "bench"),
+    *("sweep", "reproduce", "doctor", "completion"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
@@ -233,12 +239,13 @@ def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def examples(text: str) -> list[list[str]]:
-    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("epitorch ")]
+    whole = text.replace("\\\n", " ")
+    lines = [line.split(">")[0].strip() for line in whole.splitlines() if line.strip().startswith("epitorch ")]
     return [shlex.split(line)[1:] for line in lines]
 
 
 def test_examples_in_the_help_parse_and_name_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("demo", "train", "eval", "count", "plan", "convert", "sweep", "reproduce"):
+    for command in COMMANDS:
         with pytest.raises(SystemExit):
             main([command, "--help"])
         for example in examples(capsys.readouterr().out):

@@ -28,10 +28,12 @@ HEAVY = (
     "soundfile",
     "soxr",
     "webdataset",
+    "shtab",
 )
 # Imports run one way: a module may import what stands before it, and its own package.
 ORDER = [
     "errors",
+    "_extras",
     "_files",
     "_rules",
     "_yaml",
@@ -59,6 +61,7 @@ ORDER += [
     "training",
     "sweeps",
     "commands",
+    "doctor",
     "_help",
     "_arguments",
     "_parsers",

@@ -118,6 +118,36 @@ EXPORT = """
       epitorch export runs/demo/epitome --to onnx --out digits.onnx --data digits
       epitorch export runs/demo/epitome --to openvino --out digits.xml --strategy size --json
 """
+DEPLOY = """
+    Find the fastest way to run a trained network on this machine, in one runtime: every strategy that applies is timed
+    for each layer, then whole networks against each other (docs/deployment.md). No layer is chosen that is slower than
+    a plain one. Prints how each layer runs, why, and every time that was measured; what it times it says on standard
+    error.
+
+    CHECKPOINT is a folder with config.json and model.safetensors, or a run's folder.
+
+    writes to --out: the network as a file for the runtime, checked against torch; to --report: the numbers as JSON.
+    Without the two it only prints. Times are kept in $EPITORCH_CACHE/timings.json.
+
+    examples (after the one of `epitorch demo`):
+      epitorch deploy runs/demo/epitome
+      epitorch deploy runs/demo/epitome --runtime onnxruntime --out digits.onnx --data digits --report digits.json
+"""
+DOCTOR = """
+    Print what is installed and what this machine can do: versions, extras and what is missing of them, runtimes and
+    their devices, threads, GPUs, the native kernel, the cache. Writes nothing. Send it along with a bug report.
+
+    examples:
+      epitorch doctor
+      epitorch doctor --json
+"""
+COMPLETION = """
+    Print a completion script for a shell. Writes nothing.
+
+    examples:
+      epitorch completion bash > ~/.local/share/bash-completion/completions/epitorch
+      epitorch completion zsh > ~/.zfunc/_epitorch
+"""
 BENCH = """
     Time networks side by side in torch, ONNX Runtime and OpenVINO: each round runs all of them once, one after the
     other, so that what else the machine does meets all alike. Latency with its spread, speed-up over the first
@@ -126,6 +156,8 @@ BENCH = """
     MODEL is a model's name (fresh weights: times do not depend on them), a checkpoint's folder, or recipe:NAME, the
     network of a recipe before training. Networks with epitomes are deployed for each runtime (--strategy auto: by
     measurement). --plan FILE adds the first network, converted by that plan.
+
+    writes to --out: the report as JSON. Without --out it only prints.
 
     examples:
       epitorch bench epitorch:digits_cnn --input 1,1,8,8 --runtime torch --rounds 5

@@ -18,7 +18,7 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(title="commands", metavar="COMMAND")
     for add in (_add_demo, _add_plan, _add_convert, _add_train, _add_eval, _add_count, _add_bench, _add_export):
         add(commands)
-    for add in (_add_sweep, _add_reproduce):
+    for add in (_add_deploy, _add_sweep, _add_reproduce, _add_doctor, _add_completion):
         add(commands)
     return made
 
@@ -152,6 +152,38 @@ def _add_export(commands: Any) -> None:
     _add_allow_factory(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(command="export")
+
+
+def _add_deploy(commands: Any) -> None:
+    parser = _described(
+        commands.add_parser, _help.DEPLOY, name="deploy", help="find the fastest way to run a checkpoint here"
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="its folder, or the run's")
+    parser.add_argument("--runtime", default="torch", help="torch | onnxruntime | openvino; default: torch")
+    parser.add_argument("--objective", default="latency", help="latency | size; default: latency")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="ends in .pt2, .onnx or .xml, as the runtime wants")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write what was measured as JSON")
+    parser.add_argument("--no-measure", action="store_true", help="decide by a model of the cost")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of the runtime; default: 1")
+    parser.add_argument("--data", metavar="PATH", help="compare on test images from this folder, or the word digits")
+    parser.add_argument("--input", type=sizes, metavar="N,C,H,W", help="shape of the example; default: one image")
+    _add_allow_factory(parser)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(command="deploy")
+
+
+def _add_doctor(commands: Any) -> None:
+    parser = _described(
+        commands.add_parser, _help.DOCTOR, name="doctor", help="versions, runtimes, threads, GPUs: what is here"
+    )
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.set_defaults(command="doctor")
+
+
+def _add_completion(commands: Any) -> None:
+    parser = _described(commands.add_parser, _help.COMPLETION, name="completion", help="completion script for a shell")
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    parser.set_defaults(command="completion")
 
 
 def _add_bench(commands: Any) -> None:

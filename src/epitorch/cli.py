@@ -14,30 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from epitorch._extras import extra_of
 from epitorch._parsers import parser
 from epitorch.errors import EpitorchError, InputError, MissingExtraError, explain
 
 DEBUG = "EPITORCH_DEBUG"
-_EXTRAS = {
-    "models": ("torchvision", "timm"),
-    "train": (
-        "pytorch_lightning",
-        "tensorboard",
-        "rich",
-        "yaml",
-        "pyarrow",
-        "PIL",
-        "safetensors",
-        "psutil",
-        "filelock",
-        "numpy",
-    ),
-    "streaming": ("webdataset",),
-    "demo": ("sklearn",),
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "openvino": ("openvino",),
-    "sweep": ("ray", "matplotlib"),
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +64,7 @@ def _refused(error: OSError) -> str:
 def _missing(error: ModuleNotFoundError) -> tuple[str, int]:
     """Message and exit code where a package is not installed: wrong input if it belongs to an extra."""
     package = (error.name or "").split(".")[0]
-    extra = next((name for name, packages in _EXTRAS.items() if package in packages), None)
+    extra = extra_of(package)
     if extra is None:
         return str(error), 1
     message = explain(
@@ -250,6 +231,29 @@ def _export(arguments: argparse.Namespace) -> None:
         print(report)
 
 
+def _deploy(arguments: argparse.Namespace) -> None:
+    from epitorch.commands import deploy_named
+
+    deployed, exported = deploy_named(
+        arguments.checkpoint,
+        arguments.runtime,
+        objective=arguments.objective,
+        out=arguments.out,
+        report=arguments.report,
+        measure=not arguments.no_measure,
+        threads=arguments.threads,
+        data=arguments.data,
+        input_shape=arguments.input,
+        allow_factory=arguments.allow_factory,
+    )
+    if arguments.json:
+        _print_json({"deployment": deployed.to_dict(), "export": exported and exported.to_dict()})
+        return
+    print(deployed)
+    if exported is not None:
+        print(exported)
+
+
 def _bench(arguments: argparse.Namespace) -> None:
     from epitorch.commands import bench_named
 
@@ -329,6 +333,22 @@ def _reproduce(arguments: argparse.Namespace) -> None:
         raise failure(report.failed)
 
 
+def _doctor(arguments: argparse.Namespace) -> None:
+    from epitorch.doctor import diagnose
+
+    found = diagnose()
+    if arguments.json:
+        _print_json(found.to_dict())
+    else:
+        print(found)
+
+
+def _completion(arguments: argparse.Namespace) -> None:
+    from epitorch.errors import require
+
+    print(require("shtab", "train").complete(parser(), arguments.shell))
+
+
 def _resources(arguments: argparse.Namespace) -> Any:
     from epitorch.sweeps.cluster import Resources
 
@@ -347,7 +367,10 @@ _COMMANDS = {
     "plan": _plan,
     "convert": _convert,
     "export": _export,
+    "deploy": _deploy,
     "bench": _bench,
     "sweep": _sweep,
     "reproduce": _reproduce,
+    "doctor": _doctor,
+    "completion": _completion,
 }

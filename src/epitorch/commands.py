@@ -18,10 +18,12 @@ from epitorch.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoi
 from epitorch.conversion import ConversionReport, Init, convert_
 from epitorch.cost import Cost, count, plan
 from epitorch.cost.planning import Axes, Form, Index, Policy
+from epitorch.deploy.report import Deployment
 from epitorch.errors import EpitorchError, InputError, explain
 from epitorch.export import ExportReport, export
 from epitorch.models.resolve import build_model
 from epitorch.plans import Plan, check_suffix
+from epitorch.tuning import deploy
 
 
 def count_named(name: str, input_shape: tuple[int, ...] | None = None, *, allow_factory: bool = False) -> Cost:
@@ -211,6 +213,76 @@ def export_named(
         compress_to_fp16=compress_to_fp16,
         compiled=compiled,
     )
+
+
+_FORMATS = {"torch": ("pt2", ".pt2"), "onnxruntime": ("onnx", ".onnx"), "openvino": ("openvino", ".xml")}
+
+
+def deploy_named(
+    name: str,
+    runtime: str = "torch",
+    *,
+    objective: str = "latency",
+    out: Path | None = None,
+    report: Path | None = None,
+    measure: bool = True,
+    threads: int = 1,
+    data: str | None = None,
+    input_shape: tuple[int, ...] | None = None,
+    allow_factory: bool = False,
+) -> tuple[Deployment, ExportReport | None]:
+    """Deploy a checkpoint for a runtime by measurement, and write it.
+
+    Args:
+        name: Folder of the checkpoint, or of its run.
+        runtime: As for `epitorch.deploy`.
+        objective: See there.
+        out: File of the deployed network; None writes none.
+        report: JSON file of the deployment; None writes none.
+        measure: As for `epitorch.deploy`.
+        threads: See there.
+        data: Compare the file with torch on test images from here; default: on noise.
+        input_shape: Shape of the example; default one image as the checkpoint knows it.
+        allow_factory: As for `load_checkpoint`.
+
+    Raises:
+        InputError: As for `epitorch.deploy` and `epitorch.export`, if there is no such checkpoint, or a file has no
+            place. Nothing is measured then.
+        ParityError: If the deployed network or its file computes something else.
+    """
+    to, suffix = _FORMATS.get(runtime, ("", ""))
+    for option, path, wanted in (("--out", out, suffix), ("--report", report, ".json")):
+        if path is not None and to:
+            _check_place(option, path, wanted)
+    if data is not None and out is None:
+        raise InputError(explain("--data has no effect", expected="--out: what it checks", got="no file to write"))
+    checkpoint = load_checkpoint(name, allow_factory=allow_factory)
+    known = checkpoint.config.input
+    shape = input_shape or ((1, 3, 224, 224) if known is None else (1, *known.shape))
+    images = None if data is None else _test_images(data, checkpoint.config, name, shape[0])
+    example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    words: Any = runtime, objective, to  # checked there
+    net: Any = deploy(
+        checkpoint.model, example, "auto", runtime=words[0], objective=words[1], measure=measure, threads=threads
+    )
+    if report is not None:
+        write_atomic(report, (json.dumps(net.deployment.to_dict(), indent=1) + "\n").encode())
+    exported = None if out is None else export(net, example, words[2], out, check_inputs=images)
+    return net.deployment, exported
+
+
+def _check_place(option: str, path: Path, suffix: str) -> None:
+    """Before anything is measured."""
+    if path.suffix != suffix or path.is_dir() or not path.parent.is_dir():
+        got = f"a folder: {path}" if path.is_dir() else f"{path}, no such folder" * (not path.parent.is_dir())
+        raise InputError(
+            explain(
+                "the file has no place",
+                expected=f"a file that ends in {suffix}, in a folder that exists",
+                got=got or str(path),
+                where=option,
+            )
+        )
 
 
 def _test_images(data: str, config: CheckpointConfig, name: str, number: int) -> Tensor:

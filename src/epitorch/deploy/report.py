@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from epitorch.cost.analysis import aligned
 from epitorch.cost.formulas import NO_NEED, Reason, Strategy
@@ -56,6 +57,13 @@ class Deployment:
     def folded(self) -> tuple[LayerDeployment, ...]:
         """The layers that became plain ones."""
         return tuple(layer for layer in self.layers if layer.strategy == "folded")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data: seconds and declined strategies by name."""
+        data = asdict(self)
+        for layer in data["layers"]:
+            layer |= {"seconds": dict(layer["seconds"]), "declined": dict(layer["declined"])}
+        return {**data, "networks": dict(self.networks)}
 
     def __str__(self) -> str:
         timed = any(layer.seconds for layer in self.layers)
