@@ -44,6 +44,16 @@ def test_plan_convert_count(suffix: str, tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out) == counted  # the plan knows the size of the images
 
 
+def test_convert_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(f"plan {DIGITS} --ratio 2 --out {tmp_path / 'plan.yaml'}")
+    capsys.readouterr()
+    run(f"convert epitorch:digits_cnn --plan {tmp_path / 'plan.yaml'} --out {tmp_path / 'out'} --json")
+    layers = json.loads(capsys.readouterr().out)["layers"]
+    converted = {layer["name"]: layer["epitome_shape"] for layer in layers if layer["left"] is None}
+    planned = Plan.load(tmp_path / "plan.yaml").layers
+    assert converted == {name: list(layer.epitome_shape) for name, layer in planned.items()}
+
+
 def test_convert_depends_on_the_seed_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(f"plan {DIGITS} --ratio 2 --out {tmp_path / 'plan.yaml'}")
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):

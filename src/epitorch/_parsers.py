@@ -132,6 +132,7 @@ def _add_convert(commands: Any) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier conversion in --out")
     _add_allow_factory(parser)
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(command="convert")
 
 

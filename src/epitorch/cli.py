@@ -205,6 +205,9 @@ def _convert(arguments: argparse.Namespace) -> None:
         allow_factory=arguments.allow_factory,
         overwrite=arguments.overwrite,
     )
+    if arguments.json:
+        _print_json(report.to_dict())
+        return
     print(report)
     print(f"written to {arguments.out}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
@@ -75,6 +75,10 @@ class ConversionReport:
     def left(self) -> tuple[LayerReport, ...]:
         """The layers that stayed as they were, each with its reason."""
         return tuple(layer for layer in self.layers if layer.left is not None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
 
     def __str__(self) -> str:
         width = max((len(layer.name) for layer in self.layers), default=5)
