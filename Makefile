@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: install demo test lint types unit clean
+.PHONY: install demo test lint types site unit clean
 
 install: $(VENV)/.installed
 
@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/epitorch demo --out runs/demo
 
-test: lint types unit
+test: lint types site unit
 
 lint: install
 	$(BIN)/ruff check --no-cache .  # the order of imports hangs on which files there are, which the cache does not see
@@ -23,6 +23,9 @@ lint: install
 
 types: install
 	$(BIN)/mypy
+
+site: install  # the documentation, warnings are errors; written to build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 unit: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)

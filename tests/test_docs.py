@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -57,3 +59,28 @@ def test_every_recipe_key_is_documented() -> None:
     keys = {key for section in sections for key in section.__dataclass_fields__}
     assert len(keys) > 20
     assert not {key for key in keys if f"`{key}`" not in text}
+
+
+def of_docs(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_links_out_of_the_docs_are_told_as_paths() -> None:
+    markdown = "[`a.json`](../benchmarks/results/a.json), [the driver](../../benchmarks/b.py), [plans](plans.md)"
+    told = of_docs("hooks").on_page_markdown(markdown)
+    assert told == "`a.json`, the driver (`benchmarks/b.py`), [plans](plans.md)"
+
+
+def test_pictures_are_those_that_the_pages_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = of_docs("figures")
+    monkeypatch.setattr(figures, "FOLDER", tmp_path)
+    figures.main()
+    shown = set(re.findall(r"figures/(\w+)\.svg", (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")))
+    assert {file.stem for file in tmp_path.glob("*.svg")} == shown
+    layer = figures.linear(out=[0.0, 2.5], **{"in": [0.0, 0.0]})
+    assert figures.source_of(layer, 0)[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 2.5, 3.5, 4.5, 2.5, 0.5, 1.5]

@@ -1,0 +1,1 @@
+"""Backbones, and the plans that the paper has for them."""
