@@ -119,6 +119,20 @@ def test_strategies_store_what_they_run(target: Any, tmp_path: Path) -> None:
     assert sizes["size"] < sizes["reuse"] - (0 if target == "onnx" else 4_000)
 
 
+def test_the_report_says_if_dense_weights_make_the_file_large(tmp_path: Path) -> None:
+    """Starts per pair of blocks are not reused: only strategy size keeps such a file as small as the model."""
+    model = nn.Sequential(EpitomeLinear(512, 512, epitome_shape=(128, 128), channel_starts="grid", index="direct"))
+    x = torch.randn(1, 512)
+    reports = {s: epitorch.export(model, x, "onnx", tmp_path / f"{s}.onnx", strategy=s) for s in ("reuse", "size")}  # type: ignore[arg-type]
+    trained = 4 * (128 * 128 + 2 * 16 + 512)
+    assert reports["reuse"].trained_bytes == reports["size"].trained_bytes == trained
+    assert reports["reuse"].bytes > 2**20 > 4 * reports["size"].bytes
+    assert "strategy size stores their epitomes" in str(reports["reuse"])
+    assert "strategy size stores" not in str(reports["size"])
+    plain = epitorch.export(nn.Linear(512, 512), x, "onnx", tmp_path / "plain.onnx")
+    assert (plain.trained_bytes, "strategy size stores" in str(plain)) == (None, False)
+
+
 def test_a_deployed_net_and_a_plain_one_are_taken_as_they_are(tmp_path: Path) -> None:
     model, x, out = moved(linear()), torch.randn(2, 8), tmp_path / "net.onnx"
     net = deploy(model, x, "dense")

@@ -11,7 +11,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from run_helpers import quiet
-from sound_files import ESC10, write_sounds
 
 from epitorch.checkpoint import load_checkpoint
 from epitorch.cli import main
@@ -24,6 +23,7 @@ from epitorch.training.module import evaluate
 from epitorch.training.recipe import Recipe, parse_recipe
 from epitorch.training.recipe_sound import SoundSection, with_fold
 from epitorch.training.run import train
+from sound_files import ESC10, write_sounds
 
 ESC50 = {target: ESC10.get(target, f"class_{target}") for target in range(50)}
 LAYERS = {f"conv{i}": {"epitome_shape": shape, "spatial_starts": "out"} for i, shape in ((3, [1, 16, 512]),)}

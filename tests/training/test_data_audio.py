@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from sound_files import ESC10, Row, clip_rows, tone, write_sounds, write_table
 
 from epitorch.errors import DataError, MissingExtraError
 from epitorch.training import data_audio_files
 from epitorch.training.data_audio import SoundArrays, load_sound_training, load_sounds, sound_stats
 from epitorch.training.recipe_sound import SoundSection
+from sound_files import ESC10, Row, clip_rows, tone, write_sounds, write_table
 
 TINY = SoundSection(sample_rate=8000, clip_seconds=0.5, crop_seconds=0.25)
 TWO = {0: "dog", 10: "rain"}

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from parquet_files import encode, pixels, write
 from run_helpers import quiet
-from sound_files import ESC10, write_sounds
 
 from epitorch.training.recipe import Recipe, load_recipe
 from epitorch.training.run import train
+from sound_files import ESC10, write_sounds
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 NAMES = sorted(file.relative_to(RECIPES).with_suffix("").as_posix() for file in RECIPES.rglob("*.yaml"))

@@ -29,6 +29,7 @@ from epitorch.export._prepare import (
     tensor_arguments,
 )
 from epitorch.export._pt2 import require_compiler, run_compiled, run_pt2, write_compiled, write_pt2
+from epitorch.nn import EpitomeLayer
 
 TargetName = Literal["onnx", "openvino", "pt2", "executorch"]
 Batches = list[tuple[Tensor, ...]]
@@ -52,6 +53,7 @@ TARGETS: dict[str, Target] = {
     "pt2": Target(".pt2", "", (), write_pt2, run_pt2),
     "executorch": Target(".pte", "executorch", (), write_executorch, run_executorch),
 }
+_LARGE, _GRAPH = 1.1, 2**18  # a file above this share of the numbers, graph aside, holds dense weights
 _COMPILED = Target(".pt2", "", (), write_compiled, run_compiled)
 
 
@@ -67,6 +69,8 @@ class ExportReport:
         bytes: Size, of both files for OpenVINO.
         difference: Largest difference to torch over all checked inputs, over the largest output.
         checked: Shapes of the inputs that were compared, of the first argument.
+        trained_bytes: Of the numbers that the trained model keeps, learners not among them; None for a model without
+            epitome layers, such as a deployed one.
     """
 
     path: str
@@ -76,6 +80,7 @@ class ExportReport:
     bytes: int
     difference: float
     checked: tuple[tuple[int, ...], ...]
+    trained_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -83,10 +88,16 @@ class ExportReport:
 
     def __str__(self) -> str:
         shapes = ", ".join(str(shape) for shape in self.checked)
-        return (
-            f"{self.path}: {self.target}, {self.bytes:,} bytes, strategy {self.strategy}\n"
-            f"difference to torch {self.difference:.1e} on inputs of shapes {shapes}"
-        )
+        lines = [
+            f"{self.path}: {self.target}, {self.bytes:,} bytes, strategy {self.strategy}",
+            f"difference to torch {self.difference:.1e} on inputs of shapes {shapes}",
+        ]
+        if self.strategy != "size" and self.trained_bytes and self.bytes > _LARGE * self.trained_bytes + _GRAPH:
+            lines.append(
+                f"the trained model is about {self.trained_bytes:,} bytes; the file holds dense weights of layers that "
+                "are not reused: strategy size stores their epitomes instead"
+            )
+        return "\n".join(lines)
 
 
 def export(
@@ -158,7 +169,16 @@ def export(
         _written(job, target, staged)
         difference = _compared(target, staged, batches, expected, half=compress_to_fp16)
         size = _published(folder, path)
-    return ExportReport(str(path), to, strategy, dynamic, size, difference, tuple(tuple(b[0].shape) for b in batches))
+    checked = tuple(tuple(batch[0].shape) for batch in batches)
+    return ExportReport(str(path), to, strategy, dynamic, size, difference, checked, _trained_bytes(net_or_model))
+
+
+def _trained_bytes(model: nn.Module) -> int | None:
+    layers = [module for module in model.modules() if isinstance(module, EpitomeLayer)]
+    if not layers:
+        return None
+    learners = {id(p) for layer in layers if layer.learner is not None for p in layer.learner.parameters()}
+    return sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in learners)
 
 
 @contextmanager
