@@ -221,6 +221,7 @@ def _change(rows: list[Row], at: int, **values: object) -> list[Row]:
     "values, said",
     [
         ({"fold": "two"}, r"(?s)line 5: a line of the table cannot be read.*fold='two'"),
+        ({"target": "-1"}, r"line 5: a line of the table cannot be read"),
         ({"target": ""}, r"line 5: a line of the table cannot be read"),
         ({"esc10": "perhaps"}, r"line 5: a line of the table cannot be read"),
         ({"filename": "../1-1000-A-0.wav"}, r"line 5: a line of the table cannot be read"),

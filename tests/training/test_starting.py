@@ -50,6 +50,14 @@ def epitome_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- starting ----
 
 
+def test_a_recipe_whose_epitomes_are_the_whole_weights_is_refused() -> None:
+    recipe = tiny_recipe()
+    dense = first_model(recipe, IMAGE).model
+    budget = {"params": epitorch.count(dense, IMAGE).params}
+    with pytest.raises(InputError, match=r"converts no layer"):
+        first_model(replace(recipe, epitome=EpitomeSection(budget=budget)), IMAGE)
+
+
 def test_a_recipe_takes_a_plan_from_its_file(tmp_path: Path) -> None:
     recipe = tiny_recipe()
     plan = epitorch.plan(first_model(recipe, IMAGE).model, IMAGE, ratio=2, index="fixed")

@@ -281,7 +281,7 @@ def _check_feasible(kind: BudgetKind, amount: int, least: int, most: int, any_la
         asked, expected, fix = f"nothing to convert: {found}", f"{most:,} {what}, as the model is", _WIDER
     elif amount < least:
         asked, expected = "the budget is too small", f"at least {least:,} {what}, with every epitome at its smallest"
-        fix = "raise the budget, or let more layers take part (skip, depthwise, align)"
+        fix = "raise the budget, or let more layers take part (skip, only, depthwise, align)"
     else:
         asked, expected = "the budget is larger than the model", f"at most {most:,} {what}, the model as it is"
         fix = "ask for less: there is nothing to compress"

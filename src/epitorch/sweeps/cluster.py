@@ -171,6 +171,7 @@ _VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",
+    "RAY_kill_child_processes_on_worker_exit": "0",  # our runs end by themselves, after they have written their state
 }
 
 

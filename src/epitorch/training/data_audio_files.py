@@ -96,13 +96,13 @@ def _row(line: dict[str, Any], where: str) -> ClipRow:
     except (ValueError, KeyError, AttributeError) as error:
         raise _bad_row(line, where) from error
     # a name with a folder in it could lead out of the data set
-    if not all(names) or Path(names[0]).name != names[0]:
+    if not all(names) or Path(names[0]).name != names[0] or min(numbers) < 0:
         raise _bad_row(line, where)
     return ClipRow(names[0], *numbers, names[1], flag, names[2], where)
 
 
 def _bad_row(line: dict[str, Any], where: str) -> DataError:
-    expected = "filename, whole numbers in fold and target, category, True or False in esc10, src_file"
+    expected = "filename, whole numbers from 0 in fold and target, category, True or False in esc10, src_file"
     got = ", ".join(f"{key}={line.get(key)!r}" for key in COLUMNS)
     return DataError(explain("a line of the table cannot be read", expected=expected, got=got, where=where))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -127,11 +128,16 @@ def decode_row(batch: EncodedBatch, i: int) -> np.ndarray:
             explain(
                 "an image cannot be decoded",
                 expected="a whole JPEG or PNG image of 8 bits per channel",
-                got=f"{len(data)} bytes: {str(error) or type(error).__name__}",
+                got=f"{len(data)} bytes: {what_pillow_said(error)}",
                 where=batch.where(i),
                 fix="fetch the file again",
             )
         ) from error
+
+
+def what_pillow_said(error: Exception) -> str:
+    """The message without the address of the buffer that the image was in."""
+    return re.sub(r" <_io\.BytesIO object at 0x[0-9a-f]+>", "", str(error)) or type(error).__name__
 
 
 def row_bytes(batch: EncodedBatch, i: int) -> bytes:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from epitorch.errors import DataError, RecipeError, explain, require
+from epitorch.training.data_decode import what_pillow_said
 from epitorch.training.recipe_images import ImagesSection
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF")
@@ -82,7 +83,7 @@ def decode_rgb(data: bytes, where: str) -> Any:
             explain(
                 "an image cannot be decoded",
                 expected=f"a whole image ({', '.join(_FORMATS)}) of 8 or 16 bits per channel",
-                got=f"{len(data)} bytes: {str(error) or type(error).__name__}",
+                got=f"{len(data)} bytes: {what_pillow_said(error)}",
                 where=where,
                 fix="fetch the file again, or take it out of the data set",
             )

@@ -62,6 +62,7 @@ def _budget_plan(model: nn.Module, section: EpitomeSection, example: Tensor, sou
         form=budget.form,  # type: ignore[arg-type]
         axes=budget.axes,  # type: ignore[arg-type]
         align=budget.align,
+        depthwise=budget.depthwise,
         skip=budget.skip,
         only=budget.only,
         index=section.index,  # type: ignore[arg-type]

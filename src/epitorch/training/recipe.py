@@ -212,7 +212,7 @@ def _check_together(recipe: Recipe, place: Place) -> None:
                 where=str(place.below("epitome")),
             )
         )
-    check_budget(epitome.budget, place.below("epitome").below("budget"))
+    check_budget(epitome.budget, epitome.group_length, place.below("epitome"))
     _refuse_unused(epitome, place)
     if epitome.freeze_last_epochs > recipe.training.epochs:
         raise RecipeError(
@@ -236,7 +236,7 @@ def _check_together(recipe: Recipe, place: Place) -> None:
 
 
 _INSTEAD = {
-    "budget": "'skip' or 'only' in the budget",
+    "budget": "'policy', 'skip' or 'only' in the budget",
     "layers": "the layer itself among 'layers'",
     "plan": "the same in the plan's layers",
 }

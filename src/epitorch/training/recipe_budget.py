@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from epitorch._rules import Place, Rule, choice, number, optional, read_section, ruled, whole
+from epitorch._rules import Place, Rule, choice, flag, number, optional, read_section, ruled, whole
 from epitorch.errors import RecipeError, explain
 
 _AXES = ("auto", "out", "in", "both")
@@ -40,6 +40,7 @@ class BudgetSection:
         form: Starts per block, per pair of blocks or per channel.
         axes: Channel axes to shorten.
         align: Epitome channels are multiples of it.
+        depthwise: Compress depthwise convolutions too.
         skip: Name patterns of layers to leave.
         only: Where given, all other layers are left too.
     """
@@ -51,14 +52,32 @@ class BudgetSection:
     form: str = ruled(choice("auto", "separable", "grid", "fine"), "auto")
     axes: str | dict[str, str] = ruled(_axes(), "auto")  # noqa: RUF009
     align: int = ruled(whole(1), 1)
+    depthwise: bool = ruled(flag(), False)
     skip: tuple[str, ...] = ruled(_patterns(), ())
     only: tuple[str, ...] = ruled(_patterns(), ())
 
 
-def check_budget(options: dict[str, Any] | None, place: Place) -> None:
-    """Raise RecipeError if the keys of a budget are not what `read_budget` takes."""
-    if options is not None:
-        read_budget(options, place)
+def check_budget(options: dict[str, Any] | None, group_length: int | None, place: Place) -> None:
+    """Raise RecipeError if a budget is not what `read_budget` takes, or gives epitomes that groups do not divide.
+
+    Args:
+        options: The budget.
+        group_length: The section's.
+        place: Of the section `epitome`.
+    """
+    if options is None:
+        return
+    budget = read_budget(options, place.below("budget"))
+    if group_length is not None and budget.align % group_length:
+        raise RecipeError(
+            explain(
+                "the budget's epitomes need not be multiples of the group length",
+                expected=f"budget.align of {group_length}, or a multiple of it",
+                got=f"align {budget.align}, group_length {group_length}",
+                where=str(place.below("group_length")),
+                fix=f"add align: {group_length} to the budget",
+            )
+        )
 
 
 def read_budget(options: dict[str, Any], place: Place) -> BudgetSection:

@@ -60,6 +60,16 @@ def _convert(model: nn.Module, recipe: Recipe, example: Tensor) -> Plan | None:
     if recipe.epitome is None:
         return None
     plan = recipe_plan(model, recipe.epitome, example, source=recipe.source)
+    if not plan.layers:
+        raise InputError(
+            explain(
+                "the recipe's 'epitome' converts no layer",
+                expected="a plan with a layer that becomes smaller",
+                got="every layer keeps its whole weight",
+                where=recipe.source,
+                fix="ask for less, or leave the section out: the network is then dense",
+            )
+        )
     convert_(model, plan, init=recipe.epitome.init)  # type: ignore[arg-type]
     return plan
 
