@@ -37,6 +37,7 @@ _EXTRAS = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("openvino",),
     "sweep": ("ray", "matplotlib"),
+    "report": ("plotly",),
 }
 
 
@@ -329,6 +330,28 @@ def _reproduce(arguments: argparse.Namespace) -> None:
         raise failure(report.failed)
 
 
+def _report(arguments: argparse.Namespace) -> None:
+    from epitorch.report import load_deployment, report
+
+    made = report(
+        arguments.runs,
+        arguments.out,
+        figures=arguments.figures,
+        tables=arguments.tables,
+        bench=arguments.bench,
+        deployments=[load_deployment(path) for path in arguments.deployment],
+        dense=arguments.dense,
+        published=arguments.published,
+        allow_factory=arguments.allow_factory,
+        interactive=not arguments.static,
+        title=arguments.title,
+    )
+    if arguments.json:
+        _print_json(made.to_dict())
+    else:
+        print(made)
+
+
 def _resources(arguments: argparse.Namespace) -> Any:
     from epitorch.sweeps.cluster import Resources
 
@@ -350,4 +373,5 @@ _COMMANDS = {
     "bench": _bench,
     "sweep": _sweep,
     "reproduce": _reproduce,
+    "report": _report,
 }

@@ -61,15 +61,20 @@ def _cost(value: int | None, dense: int | None) -> str:
 
 def notes(runs: Sequence[Run], more: Sequence[str]) -> str:
     """Return what a reader must know of the runs: what is missing, and why."""
-    told = [f"<strong>{escape(run.label)}</strong>: {escape(note)}" for run in runs for note in run.notes]
-    told += [f"<strong>{escape(run.label)}</strong>: No accuracy is known." for run in runs if _unknown(run)]
+    told = [f"{escape(note)} <strong>{escape('; '.join(labels))}</strong>" for note, labels in by_note(runs).items()]
     told += [escape(note) for note in more]
     entries = "".join(f"<li>{each}</li>" for each in told)
     return f'<ul class="notes">{entries}</ul>' if entries else ""
 
 
-def _unknown(run: Run) -> bool:
-    return run.state != "checkpoint" and accuracy_of(run)[0] is None
+def by_note(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return the labels of the runs that each note is about."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        unknown = run.state != "checkpoint" and accuracy_of(run)[0] is None
+        for note in (*run.notes, *(["No accuracy is known."] if unknown else [])):
+            found.setdefault(note, []).append(run.label)
+    return found
 
 
 def made_by(runs: Sequence[Run]) -> str:

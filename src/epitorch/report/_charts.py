@@ -166,8 +166,7 @@ def _parameters_chart(run: Run, number: int, table: Table) -> Chart:
         "parameters",
         "",
         bars,
-        True,
-        table,
+        table=table,
     )
 
 

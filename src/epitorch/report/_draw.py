@@ -43,25 +43,31 @@ def write_figures(charts: Sequence[Chart], folder: Path, say: Callable[[str], No
 
 def inline_svg(chart: Chart) -> str:
     """Return a figure as an element of a page: its text in the page's colour, its ids its own."""
-    text = _drawn(chart, "svg").decode("utf-8")
+    text = _drawn(chart, "svg", titled=False).decode("utf-8")
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
     text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{chart.key}-", text)
     text = re.sub(r"'DejaVu Sans'[^;\"]*", "sans-serif", text)
-    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # a hundredth of a point is enough
+    text = re.sub(r'="[^"]*"', _short, text)
     text = re.sub(
         r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 aria-hidden="true" focusable="false">', text, count=1
     )
     return re.sub(r">\s+<", "><", text.strip())
 
 
-def _drawn(chart: Chart, suffix: str) -> bytes:
+def _short(attribute: re.Match[str]) -> str:
+    """A hundredth of a point is enough; numbers in text stay as they are."""
+    return re.sub(r"(\d\.\d\d)\d+", r"\1", attribute[0])
+
+
+def _drawn(chart: Chart, suffix: str, *, titled: bool = True) -> bytes:
     out = io.BytesIO()
     with _figure(chart) as figure, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]lyph.*")  # a name in another script: SVG has it as text
         warnings.filterwarnings("ignore", message=".*constrained_layout not applied.*")
         axes = figure.subplots()
         _fill(axes, chart)
+        axes.set_title(chart.title if titled else "")
         _legend(figure, axes, chart)
         metadata = _NO_METADATA if suffix == "svg" else {"Software": None}
         figure.savefig(out, format=suffix, transparent=suffix == "svg", metadata=metadata)
@@ -87,7 +93,7 @@ def _fill(axes: Any, chart: Chart) -> None:
             _bars(axes, series, look, rows, i, len(chart.series))
         else:
             _marks(axes, series, look)
-    axes.set(title=chart.title, xlabel=chart.x_title, ylabel=chart.y_title)
+    axes.set(xlabel=chart.x_title, ylabel=chart.y_title)
     axes.grid(alpha=0.25, axis="x" if rows else "both", color=_INK)
     axes.set_axisbelow(True)
     if chart.log_x:
@@ -121,6 +127,7 @@ def _marks(axes: Any, series: Series, look: Look) -> None:
         color=look.colour,
         marker=DRAWN_MARKERS[look.marker],
         markersize=3 if line else 7,
+        markevery=max(1, len(series.x) // 4),  # lines of one colour differ by dashes, of another by their markers
         linestyle=("--" if series.faint else "-") if line else "none",
         linewidth=0.9 if series.faint else 1.5,
         capsize=3,

@@ -29,7 +29,7 @@ def methods_of(runs: Sequence[Run]) -> list[Method]:
     for run in runs:
         groups.setdefault(run.name, []).append(run)
     methods = [_method(name, group) for name, group in groups.items()]
-    data = {name: _data_of(group) for name, group in groups.items()}
+    data = {name: data_of(group) for name, group in groups.items()}
     return [_compared(method, methods, data) for method in _with_roles(methods, data)]
 
 
@@ -52,7 +52,8 @@ def _method(name: str, runs: list[Run]) -> Method:
     )
 
 
-def _data_of(runs: list[Run]) -> Sample | None:
+def data_of(runs: list[Run]) -> Sample | None:
+    """Return what tells the data of runs from others: how much there is of it. None where there is no result."""
     result = next((run.result for run in runs if run.result is not None), None)
     if result is None:
         return None

@@ -161,7 +161,8 @@ def page(title: str, about: str, sections: Sequence[Section], *, interactive: bo
     scripts += f"<script>{script}</script>" if script else ""
     scripts += f"<script>{_text('page.js')}</script>"
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{top}\n<main id="main" class="wide">\n{body}</main>\n'
+        f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n'
+        f'<body>{top}\n<main id="main" class="wide" tabindex="-1">\n{body}</main>\n'
         f'<footer class="wide">Made by epitorch.</footer>\n{scripts}</body></html>\n'
     )
 

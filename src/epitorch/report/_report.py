@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from epitorch._files import write_atomic
 from epitorch.deploy.report import Deployment
 from epitorch.errors import InputError, explain
 from epitorch.progress import progress as show_progress
-from epitorch.report._cards import cards, made_by, notes
+from epitorch.report._cards import by_note, cards, made_by, notes
 from epitorch.report._charts import layer_charts, overview_charts, routing_charts, training_charts
 from epitorch.report._contents import all_tables, latency_table, methods_table, runs_table
 from epitorch.report._data import Chart, Latency, Method, Run
 from epitorch.report._draw import write_figures
 from epitorch.report._layers import dense_weights, with_layers
-from epitorch.report._methods import methods_of
+from epitorch.report._methods import data_of, methods_of
 from epitorch.report._page import Group, Section, page
-from epitorch.report._read import Found, describe, find_runs
-from epitorch.report._tables import write_tables
+from epitorch.report._read import describe, find_runs
+from epitorch.report._tables import to_markdown, write_tables
 from epitorch.report._timed import attach, load_bench
 from epitorch.sweeps.published import PublishedPoint, published_points
 
@@ -36,6 +37,7 @@ class Report:
         figures: SVG and PNG files.
         tables: Markdown, CSV and LaTeX files.
         notes: What is missing, beyond the runs' own notes.
+        published: Results of other methods, drawn beside the runs.
     """
 
     runs: tuple[Run, ...]
@@ -46,6 +48,21 @@ class Report:
     tables: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
     published: tuple[PublishedPoint, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: methods, runs in short, the notes and the files."""
+        files = {"page": str(self.page), "figures": [*map(str, self.figures)], "tables": [*map(str, self.tables)]}
+        runs = [
+            {"label": run.label, "name": run.name, "state": run.state, "notes": list(run.notes)} for run in self.runs
+        ]
+        methods = [asdict(method) for method in self.methods]
+        return {"methods": methods, "runs": runs, "notes": list(self.notes), **files}
+
+    def __str__(self) -> str:
+        lines = [to_markdown(methods_table(self.methods, self.latencies)).rstrip()]
+        lines += [f"{', '.join(labels)}: {note}" for note, labels in by_note(self.runs).items()] + list(self.notes)
+        folders = sorted({str(path.parent) for path in (*self.figures, *self.tables)})
+        return "\n".join([*lines, f"written to {', '.join([str(self.page), *folders])}"])
 
 
 def collect(
@@ -89,8 +106,7 @@ def collect(
         )
     read = attach(read, deployments)
     latencies = [row for path in bench for row in load_bench(path, read)]
-    more = [f"The layers and routing maps are those of {', '.join(sorted(firsts))}."] if len(firsts) < len(read) else []
-    more += _untimed(latencies, bench)
+    more = [*_caveats(read, firsts), *_untimed(latencies, bench)]
     points = () if published is None else tuple(published_points(published))
     read = _repeated(read)
     return Report(tuple(read), tuple(methods_of(read)), tuple(latencies), notes=tuple(more), published=points)
@@ -113,6 +129,15 @@ def _repeated(runs: list[Run]) -> list[Run]:
         replace(run, epitomes=known[run.name].epitomes) if run.epitomes is None and run.name in known else run
         for run in runs
     ]
+
+
+def _caveats(runs: Sequence[Run], firsts: set[str]) -> list[str]:
+    more = []
+    if len(firsts) < len(runs):
+        more.append("Of several runs of one method, the layers and routing maps are those of the first.")
+    if len({data_of([run]) for run in runs if run.result is not None}) > 1:
+        more.append("These runs are on different data: only what was measured on the same data is compared.")
+    return more
 
 
 def _untimed(latencies: Sequence[Latency], bench: Sequence[str | Path]) -> list[str]:

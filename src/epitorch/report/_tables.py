@@ -11,7 +11,6 @@ from pathlib import Path
 
 from epitorch._files import write_atomic
 from epitorch.report._data import Cell, Column, ColumnKind, Table
-from epitorch.results import aligned
 
 _SHOWN: dict[ColumnKind, Callable[[float], str]] = {
     "whole": lambda value: f"{value:,.0f}",
@@ -46,10 +45,21 @@ def shown(cell: Cell, column: Column) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """Return a table whose columns line up."""
-    head = [_markdown(column.head) for column in table.columns]
-    rows = [[_markdown(shown(cell, c)) for cell, c in zip(row, table.columns, strict=True)] for row in table.rows]
-    return aligned([head, *rows]) + "\n"
+    """Return a table whose columns line up: text to the left, numbers to the right."""
+    cells = [[_markdown(column.head) for column in table.columns]]
+    cells += [[_markdown(shown(cell, c)) for cell, c in zip(row, table.columns, strict=True)] for row in table.rows]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    left = [column.kind == "text" for column in table.columns]
+    rule = ["-" * width if first else "-" * (width - 1) + ":" for width, first in zip(widths, left, strict=True)]
+    cells.insert(1, rule)
+    return "".join(_markdown_row(row, widths, left) for row in cells)
+
+
+def _markdown_row(row: Sequence[str], widths: Sequence[int], left: Sequence[bool]) -> str:
+    padded = [
+        cell.ljust(width) if first else cell.rjust(width) for cell, width, first in zip(row, widths, left, strict=True)
+    ]
+    return f"| {' | '.join(padded)} |\n"
 
 
 def _markdown(text: str) -> str:

@@ -63,6 +63,7 @@
       button.textContent = plain.value;
       button.style.setProperty("--swatch", trace.marker.color);
       button.setAttribute("aria-pressed", "true");
+      button.classList.toggle("dashed", !!trace.line && trace.line.dash === "dash");
       button.addEventListener("click", function () {
         var shown = button.getAttribute("aria-pressed") !== "true";
         button.setAttribute("aria-pressed", String(shown));

@@ -37,7 +37,18 @@ from epitorch.training.data_kinds import (
 from epitorch.training.data_workers import StreamLoader
 from epitorch.training.distillation import load_teacher
 from epitorch.training.evaluation import check_images
-from epitorch.training.folder import CHECKPOINT, LOG, RESULTS, STARTS, STATE, Identity, begin, claimed, clear, unfinished
+from epitorch.training.folder import (
+    CHECKPOINT,
+    LOG,
+    RESULTS,
+    STARTS,
+    STATE,
+    Identity,
+    begin,
+    claimed,
+    clear,
+    unfinished,
+)
 from epitorch.training.loggers import DEFAULT, check_loggers, make_loggers
 from epitorch.training.messages import known_warnings, logged, quiet_lightning
 from epitorch.training.mixing import make_mix
