@@ -15,16 +15,16 @@ _ROLES = {"epitome": "epitomes", "dense": "dense", "narrow": "narrow"}
 
 def cards(methods: Sequence[Method], latencies: Sequence[Latency]) -> str:
     """Return a card for each method: accuracy, size, multiply-adds, latency, against dense and narrow."""
-    dense = {method.name: method for method in methods}
-    return f'<ul class="cards">{"".join(_card(method, dense, latencies) for method in methods)}</ul>'
+    named = {method.name: method for method in methods}
+    return f'<ul class="cards">{"".join(_card(method, named, latencies) for method in methods)}</ul>'
 
 
 def _card(method: Method, others: dict[str, Method], latencies: Sequence[Latency]) -> str:
     dense = others.get(method.dense or "")
     facts = [
         *_accuracy(method),
-        ("parameters", _cost(method.params, dense and dense.params)),
-        ("multiply-adds", _cost(method.madds, dense and dense.madds)),
+        ("parameters", _cost(method.params, None if dense is None else dense.params)),
+        ("multiply-adds", _cost(method.madds, None if dense is None else dense.madds)),
     ]
     words = latency_words(latencies, method.name)
     if words is not None:
@@ -55,7 +55,7 @@ def _accuracy(method: Method) -> list[tuple[str, str]]:
 def _cost(value: int | None, dense: int | None) -> str:
     if value is None:
         return "not known"
-    ratio = "" if not dense else f' <span class="soft">({100 * value / dense:.1f}% of dense)</span>'
+    ratio = "" if not dense else f' <span class="soft whole">({100 * value / dense:.1f}% of dense)</span>'
     return f"{value:,}{ratio}"
 
 

@@ -96,9 +96,9 @@ def training_charts(runs: Sequence[Run]) -> list[Chart]:
     accuracy: list[Series] = []
     for run in runs:
         c = run.curves
-        loss += _curve(run.label, "training", c.loss, 1.0) + _curve(run.label, "held-out", c.heldout_loss, 1.0)
-        accuracy += _curve(run.label, "held-out", c.heldout, 100.0)
-        accuracy += _curve(run.label, "held-out, with learner", c.heldout_learner, 100.0)
+        loss += _curve(run, "training", c.loss, 1.0) + _curve(run, "held-out", c.heldout_loss, 1.0)
+        accuracy += _curve(run, "held-out", c.heldout, 100.0)
+        accuracy += _curve(run, "held-out, with learner", c.heldout_learner, 100.0)
     table = curves_table(runs)
     about = "of every run after each epoch."
     charts = [
@@ -116,14 +116,13 @@ def training_charts(runs: Sequence[Run]) -> list[Chart]:
     return [chart for chart in charts if chart.series]
 
 
-def _curve(label: str, what: str, values: Sequence[float | None], scale: float) -> list[Series]:
+def _curve(run: Run, what: str, values: Sequence[float | None], scale: float) -> list[Series]:
     there = [(epoch, scale * value) for epoch, value in enumerate(values, 1) if value is not None]
     if not there:
         return []
     epochs, ys = zip(*there, strict=True)
-    name = f"{label}, {what}"
-    notes = tuple(f"{name}, epoch {epoch}: {y:.4g}" for epoch, y in there)
-    return [Series(name, epochs, ys, "line", notes, faint=what != "held-out", group=label)]
+    notes = tuple(f"{run.label}, {what}, epoch {epoch}: {y:.4g}" for epoch, y in there)
+    return [Series(f"{run.name}, {what}", epochs, ys, "line", notes, faint=what != "held-out", group=run.name)]
 
 
 # ---- layers ----

@@ -78,7 +78,7 @@ def _drawn(chart: Chart, suffix: str, *, titled: bool = True) -> bytes:
 def _figure(chart: Chart) -> Iterator[Any]:
     matplotlib = require("matplotlib", "report")
     figures = require("matplotlib.figure", "report")  # not pyplot: it would open windows and keep every figure
-    rows, entries = len(rows_of(chart)), len(chart.series)
+    rows, entries = len(rows_of(chart)), len({series.name for series in chart.series})
     strips = any(series.mode == "strips" for series in chart.series)
     height = 1.3 + (0.17 if strips else 0.34) * rows if rows else 3.6
     height += 0.2 * -(-entries // 2) if entries > 1 else 0.0
@@ -98,6 +98,9 @@ def _fill(axes: Any, chart: Chart) -> None:
     axes.set_axisbelow(True)
     if chart.log_x:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")  # the usual one writes formulas
+        axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+        axes.tick_params(axis="x", which="minor", labelsize=7)
     if chart.x_range:
         axes.set_xlim(*chart.x_range)
     if rows:
@@ -141,5 +144,6 @@ def _label(series: Series) -> str:
 
 def _legend(figure: Any, axes: Any, chart: Chart) -> None:
     if len(chart.series) > 1:
-        handles, labels = axes.get_legend_handles_labels()
+        once = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        handles, labels = list(once.values()), list(once)
         figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=7, frameon=False)

@@ -116,7 +116,7 @@ class _Writer:
 
     def _table(self, table: Table, opened: bool = False) -> str:
         if table in self.tables:
-            return f'<p class="soft"><a href="#{self.tables[table]}">The same as a table</a></p>'
+            return f'<p class="soft"><a href="#{self.tables[table]}">{escape(table.title)}, as a table</a></p>'
         text = to_html(table)
         if not self.budget.takes(f"table: {table.title}", text):
             return ""

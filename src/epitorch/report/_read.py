@@ -44,7 +44,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Found]:
     if not paths:
         raise InputError(explain("there is nothing to report", expected="folders of runs", got="none"))
     found = [run for path in dict.fromkeys(map(Path, paths)) for run in _runs_at(path)]
-    named = {}
+    named: dict[object, Found] = {}
     for run in found:  # a folder that is given beside the one that holds it counts once
         named.setdefault(run.folder.resolve() if run.folder else id(run), run)
     return list(named.values())

@@ -66,8 +66,8 @@ def _layer(
 ) -> LayerDeployment:
     times: Any = tuple((str(n), float(s)) for n, s in seconds)
     pairs: Any = tuple((str(a), str(b)) for a, b in declined)
-    told: Any = str(strategy), str(reason)
-    return LayerDeployment(str(name), str(kind), *told, pairs, int(madds), int(madds_dense), times)
+    known: tuple[Any, Any] = str(strategy), str(reason)  # shown as they are
+    return LayerDeployment(str(name), str(kind), known[0], known[1], pairs, int(madds), int(madds_dense), times)
 
 
 def attach(runs: Sequence[Run], deployments: Sequence[Deployment]) -> list[Run]:

@@ -34,9 +34,7 @@
   }
 
   function themed() {
-    toggle.setAttribute("aria-pressed", String(isDark()));
     toggle.textContent = isDark() ? "Light colours" : "Dark colours";
-    toggle.removeAttribute("aria-pressed"); // its text says what it does
     if (window.Plotly) { drawn.forEach(function (place) { Plotly.relayout(place, colours()); }); }
   }
 
@@ -53,24 +51,30 @@
   // ---- figures ----
 
   function legend(figure, place, traces) {
-    if (traces.length < 2) { return; }
-    var box = figure.querySelector(".legend");
-    traces.forEach(function (trace, index) {
-      var button = document.createElement("button");
-      var plain = document.createElement("textarea"); // names are escaped for plotly; this reads them back as text
-      plain.innerHTML = trace.name;
-      button.type = "button";
-      button.textContent = plain.value;
-      button.style.setProperty("--swatch", trace.marker.color);
-      button.setAttribute("aria-pressed", "true");
-      button.classList.toggle("dashed", !!trace.line && trace.line.dash === "dash");
-      button.addEventListener("click", function () {
-        var shown = button.getAttribute("aria-pressed") !== "true";
-        button.setAttribute("aria-pressed", String(shown));
-        Plotly.restyle(place, { visible: shown }, [index]);
-      });
-      box.appendChild(button);
+    var byName = {};
+    traces.forEach(function (trace, index) { (byName[trace.name] = byName[trace.name] || []).push(index); });
+    var names = Object.keys(byName);
+    if (names.length < 2) { return; }
+    names.forEach(function (name) {
+      figure.querySelector(".legend").appendChild(entry(place, traces[byName[name][0]], byName[name]));
     });
+  }
+
+  function entry(place, trace, indices) {
+    var button = document.createElement("button");
+    var plain = document.createElement("textarea"); // names are escaped for plotly; this reads them back as text
+    plain.innerHTML = trace.name;
+    button.type = "button";
+    button.textContent = plain.value;
+    button.style.setProperty("--swatch", trace.marker.color);
+    button.setAttribute("aria-pressed", "true");
+    button.classList.toggle("dashed", !!trace.line && trace.line.dash === "dash");
+    button.addEventListener("click", function () {
+      var shown = button.getAttribute("aria-pressed") !== "true";
+      button.setAttribute("aria-pressed", String(shown));
+      Plotly.restyle(place, { visible: shown }, indices);
+    });
+    return button;
   }
 
   function draw(figure) {
