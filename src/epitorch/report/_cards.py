@@ -93,5 +93,5 @@ def _made(run: Run) -> str:
         ("machine", environment),
         ("recipe", result.recipe_text.strip()),
     )
-    inside = "".join(f"<h4>{name}</h4><pre>{escape(text)}</pre>" for name, text in facts if text)
+    inside = "".join(f"<h3>{name}</h3><pre>{escape(text)}</pre>" for name, text in facts if text)
     return f"<details><summary>How {escape(run.label)} was made</summary>{inside}</details>"

@@ -51,7 +51,7 @@
   // ---- figures ----
 
   function legend(figure, place, traces) {
-    var byName = {};
+    var byName = Object.create(null);
     traces.forEach(function (trace, index) { (byName[trace.name] = byName[trace.name] || []).push(index); });
     var names = Object.keys(byName);
     if (names.length < 2) { return; }
