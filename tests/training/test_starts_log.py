@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_helpers import Killed, KillAt, quiet, tiny_recipe
+from run_helpers import KillAt, Killed, quiet, tiny_recipe
 
 from epitorch.checkpoint import load_checkpoint
 from epitorch.training.run import train

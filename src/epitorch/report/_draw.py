@@ -46,13 +46,20 @@ def inline_svg(chart: Chart) -> str:
     text = _drawn(chart, "svg", titled=False).decode("utf-8")
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
     text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
-    text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{chart.key}-", text)
+    text = _own_ids(text, chart.key)
     text = re.sub(r"'DejaVu Sans'[^;\"]*", "sans-serif", text)
     text = re.sub(r'="[^"]*"', _short, text)
     text = re.sub(
         r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg \1 aria-hidden="true" focusable="false">', text, count=1
     )
     return re.sub(r">\s+<", "><", text.strip())
+
+
+def _own_ids(text: str, key: str) -> str:
+    """Ids that something refers to begin with the figure's key; the many others go."""
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
+    text = re.sub(r' id="([^"]*)"', lambda found: f' id="{key}-{found[1]}"' if found[1] in used else "", text)
+    return re.sub(r'(href="#|url\(#)', rf"\g<1>{key}-", text)
 
 
 def _short(attribute: re.Match[str]) -> str:
@@ -111,7 +118,13 @@ def _fill(axes: Any, chart: Chart) -> None:
 def _bars(axes: Any, series: Series, look: Look, rows: list[str], place: int, sets: int) -> None:
     if series.mode == "strips":
         axes.barh(
-            [rows.index(y) for y in series.y], series.x, 0.8, left=series.base, color=look.colour, label=_label(series)
+            [rows.index(y) for y in series.y],
+            series.x,
+            0.8,
+            left=series.base,
+            color=look.colour,
+            label=_label(series),
+            clip_on=False,
         )
         return
     height = 0.8 / sets

@@ -43,11 +43,19 @@ class Budget:
 
 @dataclass(frozen=True)
 class Group:
-    """Figures under one heading; a closed one is a line to open."""
+    """Figures under one heading.
+
+    Args:
+        title: The heading.
+        charts: The figures.
+        closed: It is a line to open.
+        rank: Where there is no room for all, those of a low rank are in.
+    """
 
     title: str
     charts: tuple[Chart, ...]
     closed: bool = False
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,7 @@ class Section:
         groups: Figures.
         empty: What is said where there are none and no body.
         tail: Tables after the figures.
+        last: It gets the room that the others leave.
     """
 
     key: str
@@ -69,6 +78,7 @@ class Section:
     groups: tuple[Group, ...] = ()
     empty: str = ""
     tail: tuple[Table, ...] = ()
+    last: bool = False
 
 
 class _Writer:
@@ -80,7 +90,9 @@ class _Writer:
         self.tables: dict[Table, str] = {}
 
     def section(self, section: Section) -> str:
-        inside = section.body + "".join(self._group(group) for group in section.groups)
+        ranked = sorted(range(len(section.groups)), key=lambda i: section.groups[i].rank)
+        written = {i: self._group(section.groups[i]) for i in ranked}
+        inside = section.body + "".join(written[i] for i in range(len(written)))
         inside += "".join(self._table(table, opened=True) for table in section.tail)
         inside = inside or f'<p class="soft">{escape(section.empty)}</p>'
         head = f'<h2 id="{section.key}-title">{escape(section.title)}</h2>'
@@ -142,8 +154,8 @@ def page(title: str, about: str, sections: Sequence[Section], *, interactive: bo
     script = _plotly() if interactive else ""
     budget = Budget(MOST_BYTES - _SKELETON_BYTES - len(script.encode()))
     writer = _Writer(budget, interactive, say)
-    body = "".join(writer.section(section) for section in sections)
-    body += _left_out(budget.out)
+    written = {s.key: writer.section(s) for s in sorted(sections, key=lambda s: s.last)}
+    body = "".join(written[s.key] for s in sections) + _left_out(budget.out)
     links = "".join(f'<li><a href="#{s.key}">{escape(s.title)}</a></li>' for s in sections)
     style = _text("page.css")
     head = (

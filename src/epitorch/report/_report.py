@@ -238,18 +238,16 @@ def _sections(made: Report) -> list[Section]:
         Section("accuracy", "Accuracy and cost", "", (Group("", overview),), "No accuracy is known of these runs."),
         Section("training", "Training", "", (Group("", training),), "No run recorded its epochs."),
         Section("layers", "Layers", "", layers, no_layers),
-        Section("routing", "Routing maps", "", _routing_groups(made.runs), no_layers),
+        Section("routing", "Routing maps", "", _routing_groups(made.runs), no_layers, last=True),
         Section("runs", "Runs", made_by(made.runs), (), "", tuple(tables)),
     ]
 
 
 def _routing_groups(runs: Sequence[Run]) -> tuple[Group, ...]:
-    groups = []
-    first = True
+    groups: list[Group] = []
     for i, run in enumerate(runs):
         charts = routing_charts(run, i)
-        for layer in dict.fromkeys(routing.layer for routing in run.routing):
+        for rank, layer in enumerate(dict.fromkeys(routing.layer for routing in run.routing)):
             own = tuple(chart for chart in charts if chart.title.startswith(f"{layer}, axis "))
-            groups.append(Group(f"{run.label}: {layer}", own, closed=not first))
-            first = False
+            groups.append(Group(f"{run.label}: {layer}", own, closed=bool(groups), rank=rank))
     return tuple(groups)
