@@ -117,10 +117,10 @@ def test_without_plotly_it_is_small(runs: Path, tmp_path: Path) -> None:
 
 
 def test_what_has_no_room_is_named(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_page, "MOST_BYTES", 120_000)
+    monkeypatch.setattr(_page, "MOST_BYTES", 160_000)
     report([runs], tmp_path / "r.html", interactive=False, progress=False)
     text = (tmp_path / "r.html").read_text()
-    assert len(text.encode()) < 120_000
+    assert len(text.encode()) < 160_000
     found = re.search(r"(\d+) figures and tables were left out", text)
     assert found
     assert int(found[1]) > 3

@@ -16,7 +16,8 @@ from epitorch.report._interactive import plotly_data
 from epitorch.report._tables import to_html
 
 MOST_BYTES = 5_900_000  # of the page; plotly's script is 4.8 MB of it
-_SKELETON_BYTES = 40_000
+_SKELETON_BYTES = 60_000  # what is around figures, tables and texts
+MOST_NAMES = 200  # of what was left out
 # Nothing may be fetched from anywhere, whatever a name in a file says.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; "
@@ -90,9 +91,10 @@ class _Writer:
         self.tables: dict[Table, str] = {}
 
     def section(self, section: Section) -> str:
+        fits = self.budget.takes(f"{section.title}, text", section.body)
         ranked = sorted(range(len(section.groups)), key=lambda i: section.groups[i].rank)
         written = {i: self._group(section.groups[i]) for i in ranked}
-        inside = section.body + "".join(written[i] for i in range(len(written)))
+        inside = (section.body if fits else "") + "".join(written[i] for i in range(len(written)))
         inside += "".join(self._table(table, opened=True) for table in section.tail)
         inside = inside or f'<p class="soft">{escape(section.empty)}</p>'
         head = f'<h2 id="{section.key}-title">{escape(section.title)}</h2>'
@@ -111,20 +113,15 @@ class _Writer:
         if self.budget.left < 5_000:  # not even drawn
             self.budget.out.append(chart.title)
             return ""
-        key, svg = escape(chart.key), inline_svg(chart)
+        svg = inline_svg(chart)
         data = plotly_data(chart) if self.interactive else None
-        if not self.budget.takes(chart.title, svg, "" if data is None else _script_json(data)):
+        shell = _figure(chart, svg, data is not None)
+        if not self.budget.takes(chart.title, shell, "" if data is None else _script_json(data)):
             return ""
         if data is not None:
             self.data[chart.key] = data
-        told = f"{key}-told"
-        caption = f'<figcaption id="{told}"><strong>{escape(chart.title)}</strong>{escape(chart.about)}</figcaption>'
-        label = escape(f"{chart.title}. {chart.about}")
-        static = f'<div class="static scroll" tabindex="0" role="img" aria-label="{label}">{svg}</div>'
-        plot = f'<div class="plot" role="img" aria-label="{label}"></div>' if self.interactive else ""
-        legend = f'<div class="legend" role="group" aria-label="Shown in: {escape(chart.title)}"></div>' if plot else ""
         table = "" if chart.table is None else self._table(chart.table)
-        return f'<figure id="{key}" aria-labelledby="{told}">{caption}{legend}{plot}{static}{table}</figure>'
+        return shell.replace("</figure>", f"{table}</figure>")
 
     def _table(self, table: Table, opened: bool = False) -> str:
         if table in self.tables:
@@ -136,6 +133,15 @@ class _Writer:
         if opened:
             return f'<div id="{place}">{text}</div>'
         return f'<details id="{place}"><summary>As a table</summary>{text}</details>'
+
+
+def _figure(chart: Chart, svg: str, interactive: bool) -> str:
+    key, title = escape(chart.key), escape(chart.title)
+    caption = f'<figcaption id="{key}-told"><strong>{title}</strong>{escape(chart.about)}</figcaption>'
+    label = f'role="img" aria-label="{escape(f"{chart.title}. {chart.about}")}"'
+    place = f'<div class="legend" role="group" aria-label="Shown in: {title}"></div><div class="plot" {label}></div>'
+    static = f'<div class="static scroll" tabindex="0" {label}>{svg}</div>'
+    return f'<figure id="{key}" aria-labelledby="{key}-told">{caption}{place if interactive else ""}{static}</figure>'
 
 
 def page(title: str, about: str, sections: Sequence[Section], *, interactive: bool, say: Callable[[str], None]) -> str:
@@ -182,7 +188,7 @@ def page(title: str, about: str, sections: Sequence[Section], *, interactive: bo
 def _left_out(names: Sequence[str]) -> str:
     if not names:
         return ""
-    entries = "".join(f"<li>{escape(name)}</li>" for name in names)
+    entries = "".join(f"<li>{escape(name)}</li>" for name in names[:MOST_NAMES])
     return (
         f"<details><summary>{len(names)} figures and tables were left out to keep the page under 6 MB; --figures and "
         f"--tables write all of them</summary><ul>{entries}</ul></details>"
