@@ -35,8 +35,7 @@ def main() -> None:
         page.wait_for_selector("#accuracy-madds.drawn .main-svg")
         page.screenshot(path=arguments.out)
         browser.close()
-    picture = Image.open(arguments.out).convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
-    picture.save(arguments.out, optimize=True)
+    Image.open(arguments.out).convert("RGB").save(arguments.out, optimize=True)
 
 
 if __name__ == "__main__":

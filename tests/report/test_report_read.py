@@ -56,6 +56,16 @@ def test_an_unfinished_run_shows_what_there_is(runs: Path, tmp_path: Path) -> No
     assert any("not finished" in note for note in run.notes)
 
 
+def test_an_epoch_that_was_done_again_counts_once(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    (tmp_path / "run" / "run.json").write_text("{}")
+    rows = "epoch,train_loss,heldout_accuracy\n1,2.5,0.1\n,9,\n2,2.0,0.2\n2,1.5,nan\n"
+    (tmp_path / "run" / "logs" / "metrics.csv").write_text(rows)
+    (run,) = collect([tmp_path / "run"]).runs
+    assert run.curves.loss == (2.5, 1.5)
+    assert run.curves.heldout == (0.1, None)
+
+
 def test_a_run_that_only_began_says_so(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")

@@ -199,7 +199,8 @@ def _curves_of_csv(folder: Path) -> Curves:
         return Curves()
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row.get("epoch")]
+            # of an epoch that a run did again after a kill, the later row counts
+            rows = list({row["epoch"]: row for row in csv.DictReader(file) if row.get("epoch")}.values())
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(
             explain("the curves cannot be read", expected="a metrics.csv", got=error, where=str(path))
