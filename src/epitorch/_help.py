@@ -37,8 +37,8 @@ TRAIN = """
 
     writes to --out (default runs/RECIPE/seedN; for sounds runs/RECIPE/foldN-seedN): results.json, checkpoint/
     (model.safetensors and config.json, what `epitorch eval` reads), lightning/last.ckpt (the state of training), logs/
-    (metrics.csv, TensorBoard events), train.log, run.json, starts.json. After Ctrl-C the checkpoint is there too, and no
-    results.json: the same command goes on with the run, as it does after a crash. With --devices N, or under
+    (metrics.csv, TensorBoard events), train.log, run.json, starts.json. After Ctrl-C the checkpoint is there too, and
+    no results.json: the same command goes on with the run, as it does after a crash. With --devices N, or under
     torchrun, N processes share every batch. Decoded
     images are cached under $EPITORCH_CACHE (default ~/.cache/epitorch; about 180 MB for CIFAR-10).
 
