@@ -23,6 +23,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "onnx": {"onnx": "onnx", "onnxscript": "onnxscript", "onnxruntime": "onnxruntime"},
     "openvino": {"openvino": "openvino"},
     "sweep": {"ray": "ray", "matplotlib": "matplotlib"},
+    "report": {"plotly": "plotly", "matplotlib": "matplotlib"},
     "loggers": {"wandb": "wandb", "mlflow-skinny": "mlflow", "comet-ml": "comet_ml"},
 }
 """Extra to the distributions that it adds, each with the name that is imported; in the order in which they build up."""

@@ -9,6 +9,7 @@ MAIN = """
       epitorch count epitorch:mobilenetv2                  parameters and multiply-adds
       epitorch plan timm:resnet50 --ratio 2 --out p.yaml   a smaller epitome for every layer, within a budget
       epitorch bench timm:resnet50 --plan p.yaml           time both, side by side, in every runtime
+      epitorch report runs/demo --out report.html          one page: accuracy, cost, layers, routing maps
 
     exit codes: 0 done, 1 failed, 2 wrong input, 130 stopped by Ctrl-C.
     EPITORCH_DEBUG=1 shows where an error came from.
@@ -36,8 +37,8 @@ TRAIN = """
 
     writes to --out (default runs/RECIPE/seedN; for sounds runs/RECIPE/foldN-seedN): results.json, checkpoint/
     (model.safetensors and config.json, what `epitorch eval` reads), lightning/last.ckpt (the state of training), logs/
-    (metrics.csv, TensorBoard events), train.log, run.json. After Ctrl-C the checkpoint is there too, and no
-    results.json: the same command goes on with the run, as it does after a crash. With --devices N, or under
+    (metrics.csv, TensorBoard events), train.log, run.json, starts.json. After Ctrl-C the checkpoint is there too, and
+    no results.json: the same command goes on with the run, as it does after a crash. With --devices N, or under
     torchrun, N processes share every batch. Decoded
     images are cached under $EPITORCH_CACHE (default ~/.cache/epitorch; about 180 MB for CIFAR-10).
 
@@ -200,4 +201,24 @@ REPRODUCE = """
     examples:
       epitorch reproduce cifar10 --data DIR
       epitorch reproduce imagenet-ablation --data DIR --budget full --rows narrow-0.18,epitome-0.18 --seeds 3
+"""
+REPORT = """
+    Write one self-contained page on runs: what each method reaches and costs against the dense and the narrow network,
+    training curves, parameters of each layer, which part of the epitome each block takes and how the starts moved.
+    Opening it fetches nothing; it is below 6 MB, works without scripts, and has every figure as a table too.
+
+    RUN is the folder of a run, finished or not, or of a checkpoint; a folder that holds such (of `epitorch demo`,
+    `epitorch sweep`); or a results.json. A run's layers are read from its checkpoint. Of several plain networks on the
+    same data the largest counts as dense, smaller ones as narrow.
+
+    --bench adds times: a network is a run's if `epitorch bench` was given the run's folder, or recipe:NAME.
+    --deployment adds the strategy and the time of each layer, --dense the distance of each generated weight to that of
+    a plain network (of which the run is a conversion).
+
+    writes --out (default report.html), and to --figures and --tables a file for each figure and table.
+
+    examples:
+      epitorch report runs/demo
+      epitorch report runs/dense runs/epitome --out report.html --figures figures --tables tables
+      epitorch report runs/demo --bench bench.json --static --json
 """

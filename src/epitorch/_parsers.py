@@ -18,7 +18,7 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(title="commands", metavar="COMMAND")
     for add in (_add_demo, _add_plan, _add_convert, _add_train, _add_eval, _add_count, _add_bench, _add_export):
         add(commands)
-    for add in (_add_deploy, _add_sweep, _add_reproduce, _add_doctor, _add_completion):
+    for add in (_add_deploy, _add_sweep, _add_reproduce, _add_report, _add_doctor, _add_completion):
         add(commands)
     return made
 
@@ -246,6 +246,33 @@ def _add_reproduce(commands: Any) -> None:
     parser.add_argument("--overwrite", action="store_true", help="begin runs anew whose recipe has changed")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
     parser.set_defaults(command="reproduce")
+
+
+def _add_report(commands: Any) -> None:
+    parser = _described(commands.add_parser, _help.REPORT, name="report", help="write one page on runs, with figures")
+    parser.add_argument("runs", nargs="+", type=folder, metavar="RUN", help="folder of a run, or of several; or a file")
+    out = Path("report.html")
+    parser.add_argument("--out", type=folder, default=out, metavar="FILE", help="the page; default: report.html")
+    parser.add_argument("--figures", type=folder, metavar="DIR", help="every figure as SVG and PNG")
+    parser.add_argument("--tables", type=folder, metavar="DIR", help="every table as Markdown, CSV and LaTeX")
+    parser.add_argument(
+        "--bench", action="append", type=folder, default=[], metavar="FILE", help="what `epitorch bench --out` wrote"
+    )
+    parser.add_argument(
+        "--deployment",
+        action="append",
+        type=folder,
+        default=[],
+        metavar="FILE",
+        help="what epitorch.report.save_deployment wrote; both may be repeated",
+    )
+    parser.add_argument("--dense", type=folder, metavar="DIR", help="checkpoint of the plain network, to compare with")
+    parser.add_argument("--published", metavar="NAME", help="draw published results too: cifar10 | imagenet")
+    parser.add_argument("--title", default="epitorch report", metavar="TEXT", help="of the page")
+    parser.add_argument("--static", action="store_true", help="pictures only, without plotly's script of 4.8 MB")
+    _add_allow_factory(parser)
+    parser.add_argument("--json", action="store_true", help="print the methods and the files as JSON")
+    parser.set_defaults(command="report")
 
 
 def _add_resources(parser: argparse.ArgumentParser) -> None:

@@ -352,6 +352,28 @@ def _completion(arguments: argparse.Namespace) -> None:
     print(require("shtab", "train").complete(parser(), arguments.shell))
 
 
+def _report(arguments: argparse.Namespace) -> None:
+    from epitorch.report import load_deployment, report
+
+    made = report(
+        arguments.runs,
+        arguments.out,
+        figures=arguments.figures,
+        tables=arguments.tables,
+        bench=arguments.bench,
+        deployments=[load_deployment(path) for path in arguments.deployment],
+        dense=arguments.dense,
+        published=arguments.published,
+        allow_factory=arguments.allow_factory,
+        interactive=not arguments.static,
+        title=arguments.title,
+    )
+    if arguments.json:
+        _print_json(made.to_dict())
+    else:
+        print(made)
+
+
 def _resources(arguments: argparse.Namespace) -> Any:
     from epitorch.sweeps.cluster import Resources
 
@@ -376,4 +398,5 @@ _COMMANDS = {
     "reproduce": _reproduce,
     "doctor": _doctor,
     "completion": _completion,
+    "report": _report,
 }

@@ -38,7 +38,9 @@ def test_a_run_writes_what_it_measured(index: str | None, tmp_path: Path) -> Non
     result = train(tiny_recipe(index), "digits", tmp_path, console=quiet(), command=["epitorch", "train"])
     assert load_results(tmp_path / "results.json") == [result]
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"results.json", "checkpoint", "lightning", "logs", "train.log", "run.json", ".lock"}
+    assert names == {"results.json", "checkpoint", "lightning", "logs", "train.log", "run.json", ".lock"} | (
+        set() if index is None else {"starts.json"}
+    )
     assert (tmp_path / "lightning" / "last.ckpt").is_file()
     assert any(path.name.startswith("events.out") for path in (tmp_path / "logs").iterdir())
     assert "heldout_accuracy" in (tmp_path / "logs" / "metrics.csv").read_text()

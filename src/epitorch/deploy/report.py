@@ -9,6 +9,8 @@ from typing import Any
 from epitorch.cost.analysis import aligned
 from epitorch.cost.formulas import NO_NEED, Reason, Strategy
 
+FORMAT = 1  # of `to_dict`
+
 
 @dataclass(frozen=True)
 class LayerDeployment:
@@ -59,11 +61,11 @@ class Deployment:
         return tuple(layer for layer in self.layers if layer.strategy == "folded")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data: seconds and declined strategies by name."""
+        """Return plain data: seconds and declined strategies by name. What `epitorch report --deployment` reads."""
         data = asdict(self)
         for layer in data["layers"]:
             layer |= {"seconds": dict(layer["seconds"]), "declined": dict(layer["declined"])}
-        return {**data, "networks": dict(self.networks)}
+        return {"format": FORMAT, **data, "networks": dict(self.networks)}
 
     def __str__(self) -> str:
         timed = any(layer.seconds for layer in self.layers)

@@ -18,8 +18,9 @@ from epitorch.errors import InputError, explain
 RESULTS, CHECKPOINT, LOGS, LIGHTNING, LOG = "results.json", "checkpoint", "logs", "lightning", "train.log"
 STATE = "lightning/last.ckpt"
 RUN = "run.json"
+STARTS = "starts.json"
 
-_OURS = (RESULTS, LOG, CHECKPOINT, LOGS, LIGHTNING, RUN)
+_OURS = (RESULTS, LOG, CHECKPOINT, LOGS, LIGHTNING, RUN, STARTS)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """One training run from a recipe to `results.json`.
 
 A run's folder holds `results.json`, `checkpoint/` (portable, without pickle), `lightning/last.ckpt` (the state of
-training), `run.json` (what a run that goes on with it must have in common), `metrics.csv` and TensorBoard events in
-`logs/`, and `train.log`.
+training), `run.json` (what a run that goes on with it must have in common), `starts.json` (how the starts moved),
+`metrics.csv` and TensorBoard events in `logs/`, and `train.log`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,18 @@ from epitorch.training.data_kinds import (
 from epitorch.training.data_workers import StreamLoader
 from epitorch.training.distillation import load_teacher
 from epitorch.training.evaluation import check_images
-from epitorch.training.folder import CHECKPOINT, LOG, RESULTS, STATE, Identity, begin, claimed, clear, unfinished
+from epitorch.training.folder import (
+    CHECKPOINT,
+    LOG,
+    RESULTS,
+    STARTS,
+    STATE,
+    Identity,
+    begin,
+    claimed,
+    clear,
+    unfinished,
+)
 from epitorch.training.loggers import DEFAULT, check_loggers, make_loggers
 from epitorch.training.messages import known_warnings, logged, quiet_lightning
 from epitorch.training.mixing import make_mix
@@ -49,6 +60,7 @@ from epitorch.training.ranks import ALONE
 from epitorch.training.recipe import MAX_SEED, Recipe
 from epitorch.training.setup import TrainingData, build, example_image, load_training_data, seeded
 from epitorch.training.starting import BuiltModel
+from epitorch.training.starts import StartsLog
 from epitorch.training.state import AtomicCheckpointIO, StateSaver, reported
 
 _PRECISION: dict[str, Any] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
@@ -270,6 +282,7 @@ class _Run:
         written: list[pl.Callback] = [
             ProgressBar(self.recipe.name, self.options.console),
             EpochLog(self.log, self.meter),
+            StartsLog(self.out / STARTS),
             EachEpoch(self._save),
         ]
         shown = written if self.options.ranks.first else []
