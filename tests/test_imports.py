@@ -28,6 +28,8 @@ HEAVY = (
     "soundfile",
     "soxr",
     "webdataset",
+    "huggingface_hub",
+    "httpx",
 )
 # Imports run one way: a module may import what stands before it, and its own package.
 ORDER = [

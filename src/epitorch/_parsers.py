@@ -18,7 +18,7 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(title="commands", metavar="COMMAND")
     for add in (_add_demo, _add_plan, _add_convert, _add_train, _add_eval, _add_count, _add_bench, _add_export):
         add(commands)
-    for add in (_add_sweep, _add_reproduce):
+    for add in (_add_sweep, _add_reproduce, _add_push):
         add(commands)
     return made
 
@@ -213,6 +213,20 @@ def _add_reproduce(commands: Any) -> None:
     parser.add_argument("--overwrite", action="store_true", help="begin runs anew whose recipe has changed")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
     parser.set_defaults(command="reproduce")
+
+
+def _add_push(commands: Any) -> None:
+    parser = _described(commands.add_parser, _help.PUSH, name="push", help="publish a checkpoint on the Hub")
+    parser.add_argument("checkpoint", type=Path, metavar="RUN", help="folder of a run or of a checkpoint")
+    parser.add_argument("repo_id", metavar="REPO_ID", help="OWNER/NAME on the Hub")
+    parser.add_argument("--dtype", help="of the stored epitomes: float32 | float16 | bfloat16 | int8; default: float32")
+    parser.add_argument("--learner", action="store_true", help="with the index learner, to go on training")
+    parser.add_argument("--private", action="store_true", help="make a new repository private")
+    parser.add_argument("--revision", metavar="BRANCH", help="made if missing; default: main")
+    parser.add_argument("--message", default="Upload by epitorch", metavar="TEXT", help="of the commit")
+    _add_allow_factory(parser)
+    parser.add_argument("--json", action="store_true", help="print what was published as JSON")
+    parser.set_defaults(command="push")
 
 
 def _add_resources(parser: argparse.ArgumentParser) -> None:
