@@ -30,6 +30,7 @@ HEAVY = (
     "webdataset",
     "huggingface_hub",
     "httpx",
+    "httpx2",
 )
 # Imports run one way: a module may import what stands before it, and its own package.
 ORDER = [
