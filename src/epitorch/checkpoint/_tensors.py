@@ -107,7 +107,7 @@ def _kept(state: Mapping[str, Any]) -> _Kept:
 def axes(model: nn.Module) -> dict[str, int]:
     """Axis of the output channels of every epitome, by the epitome's name in the state."""
     return {
-        f"{name}.epitome" if name else "epitome": int(bool(layer.transposed) and not layer.flatten_kernel)
+        f"{name}.epitome" if name else "epitome": int(layer.transposed)
         for name, layer in model.named_modules(remove_duplicate=False)
         if isinstance(layer, EpitomeLayer)
     }
