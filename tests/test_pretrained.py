@@ -245,9 +245,7 @@ LAYERS = {
     "grouped": lambda: epitorch.nn.EpitomeConv2d(8, 8, 3, groups=4, epitome_shape=(4, 1, 3, 3)),
     "transposed": lambda: epitorch.nn.EpitomeConvTranspose2d(6, 8, 3, epitome_shape=(3, 4, 3, 3)),
     "flat": lambda: epitorch.nn.EpitomeConv2d(6, 8, 3, epitome_shape=(4, 9), flatten_kernel=True),
-    "flat transposed": lambda: epitorch.nn.EpitomeConvTranspose2d(
-        6, 8, 3, epitome_shape=(9, 4), flatten_kernel=True
-    ),
+    "flat transposed": lambda: epitorch.nn.EpitomeConvTranspose2d(6, 8, 3, epitome_shape=(9, 4), flatten_kernel=True),
     "linear": lambda: epitorch.nn.EpitomeLinear(6, 8, epitome_shape=(4, 3)),
 }
 
