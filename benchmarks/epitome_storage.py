@@ -1,4 +1,4 @@
-"""What storing epitomes in 16 or 8 bits costs: EfficientNet-Lite0 with its ImageNet weights, converted, saved, read back.
+"""What storing epitomes in 16 or 8 bits costs: EfficientNet-Lite0 with its ImageNet weights, converted and saved.
 
 Planned in the form `fine`, converted by least squares without fine-tuning, batch norm re-estimated once on 200 images;
 then saved in each storage by `save_pretrained`, read back by `from_pretrained` and measured on 400 other images (one
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lite0 import _batches, _images, lite0
 from torch import Tensor, nn
 
 import epitorch
+from lite0 import _batches, _images, lite0
 
 HERE = Path(__file__).resolve().parent
 BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8}

@@ -47,6 +47,8 @@ from epitorch.models.resolve import build_model
 
 IMAGE = torch.zeros(1, 1, 8, 8)
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+# What a mutation meets that the ones before it have left nothing for.
+UNFIT = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, StopIteration, struct.error)
 STORAGES = (None, "float16", "bfloat16", "int8")
 NUMBERS = [
     0,
@@ -180,7 +182,7 @@ def spoil(seed: Seed, rng: random.Random) -> Spoiled:
 
 def _make_right(made: Spoiled) -> None:
     """The hashes that the spoiled content would have."""
-    with contextlib.suppress(ValueError, RecursionError, TypeError, AttributeError):
+    with contextlib.suppress(*UNFIT):
         content = json.loads(made.config)
         if isinstance(content.get("weights"), dict):
             content["weights"].update(sha256=sha256(made.weights).hexdigest(), bytes=len(made.weights))
@@ -255,7 +257,7 @@ def _pickled(data: bytearray, rng: random.Random) -> bytes:
 
 def json_value(made: Spoiled, rng: random.Random) -> None:
     """Replace, remove, rename or repeat something in the configuration."""
-    with contextlib.suppress(ValueError, RecursionError):
+    with contextlib.suppress(*UNFIT):
         content = json.loads(made.config)
         places = list(_places(content))
         if places:
@@ -301,7 +303,7 @@ def _value(rng: random.Random) -> Any:
 
 def bomb(made: Spoiled, rng: random.Random) -> None:
     """A network or an epitome of absurd size."""
-    with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(*UNFIT):
         content = json.loads(made.config)
         big = rng.choice([10**4, 10**5, 10**6, 10**9, 10**12])
         layer = next(iter((content.get("plan") or {"layers": {"": {}}})["layers"].values()))
@@ -325,7 +327,7 @@ def bomb(made: Spoiled, rng: random.Random) -> None:
 
 def header(made: Spoiled, rng: random.Random) -> None:
     """Change names, dtypes, shapes or offsets."""
-    with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError, struct.error, AttributeError):
+    with contextlib.suppress(*UNFIT):
         length = struct.unpack("<Q", made.weights[:8])[0]
         content = json.loads(made.weights[8 : 8 + length])
         name = rng.choice(list(content))

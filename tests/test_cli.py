@@ -221,7 +221,7 @@ def test_images_that_do_not_fit_the_checkpoint(tmp_path: Path, capsys: pytest.Ca
 # ---- help ----
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "eval", "count", "plan", "convert", "sweep", "reproduce"])
+@pytest.mark.parametrize("command", ["demo", "train", "eval", "count", "plan", "convert", "sweep", "reproduce", "push"])
 def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
@@ -238,7 +238,7 @@ def examples(text: str) -> list[list[str]]:
 
 
 def test_examples_in_the_help_parse_and_name_what_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("demo", "train", "eval", "count", "plan", "convert", "sweep", "reproduce"):
+    for command in ("demo", "train", "eval", "count", "plan", "convert", "sweep", "reproduce", "push"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         for example in examples(capsys.readouterr().out):

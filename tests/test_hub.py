@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from hub_server import TOKEN, Hub, serving
 from torch import nn
 
 import epitorch
-from epitorch.checkpoint import CheckpointConfig, load_checkpoint, push_checkpoint, save_checkpoint
+from epitorch.checkpoint import CheckpointConfig, load_checkpoint, save_checkpoint
 from epitorch.cli import main
 from epitorch.errors import CheckpointError, HubError, InputError
 from epitorch.models.resolve import build_model
+from hub_server import TOKEN, Hub, serving
 
 FILES = {"README.md", "config.json", "model.safetensors"}
 IMAGE = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))

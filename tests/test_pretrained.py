@@ -182,7 +182,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
         epitorch.save_pretrained(digits(), tmp_path, arguments={"widths": [4]})
     with pytest.raises(CheckpointError, match="cannot be written as JSON"):
         epitorch.save_pretrained(digits(), tmp_path, metrics={"accuracy": float("nan")})
-    with pytest.raises(CheckpointError, match="no model of|has no model"):
+    with pytest.raises(CheckpointError, match="has no model"):
         epitorch.save_pretrained(digits(), tmp_path, backbone="timm:no_such_model")
     with pytest.raises(InputError, match="this is no model"):
         epitorch.save_pretrained({}, tmp_path)  # type: ignore[arg-type]

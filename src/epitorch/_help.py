@@ -52,7 +52,7 @@ PUSH = """
     Check a run's checkpoint by loading it, and publish it on the Hugging Face Hub: model.safetensors, config.json and
     README.md (the model card, with cost and results) in one commit, without the index learner. The repository is made
     if missing. Needs `pip install 'epitorch[hub]'` and a login (`hf auth login`, or HF_TOKEN). Anyone opens it with
-    epitorch.from_pretrained("OWNER/NAME").
+    epitorch.from_pretrained("OWNER/NAME"). Writes nothing on this machine.
 
     RUN is a run's folder, or one with config.json and model.safetensors.
 
