@@ -2,11 +2,10 @@
 
 Each input is one small checkpoint (digits network with an epitome layer, in one of four storages) with one to four
 mutations of `config.json` and `model.safetensors`: of bytes, of the JSON's structure, of the header of the tensors.
-Half of the inputs get their hashes made right again, as an attacker would, so that what stands behind them is reached.
-An input passes if it raises CheckpointError, or if it loads and the model is the one that its file describes: finite
-shapes, a forward pass or an error of it. It fails if any other exception comes, if a file is opened or a process
-started that the checkpoint does not need (an audit hook watches), if it takes more than --seconds, or if the process
-grows beyond --memory.
+Half of the inputs (--right) get their hashes made right again, as an attacker would, so that what stands behind them is
+reached. An input passes if it raises CheckpointError, or if it loads (the mutation was harmless). It fails if any other
+exception comes, if a file is opened or a process started that the checkpoint does not need (an audit hook watches), if
+it takes more than --seconds, or if the process grows beyond --memory.
 
     python benchmarks/fuzz_checkpoint.py --inputs 100000 --out benchmarks/results/fuzz_checkpoint.json
 """
@@ -167,14 +166,14 @@ def _network() -> tuple[nn.Module, Any]:
     return model, describe(model, None, None, given, {"test_accuracy": 0.5})
 
 
-def spoil(seed: Seed, rng: random.Random) -> Spoiled:
+def spoil(seed: Seed, rng: random.Random, right: float = 0.5) -> Spoiled:
     """Mutate a checkpoint once to four times."""
     made = Spoiled(seed.config, seed.weights)
     for _ in range(rng.choice([1, 1, 1, 2, 3, 4])):
         mutate = rng.choice(MUTATIONS)
         mutate(made, rng)
         made.how.append(mutate.__name__)
-    if rng.random() < 0.5:
+    if rng.random() < right:
         _make_right(made)
         made.how.append("hashes made right")
     return made
@@ -455,7 +454,9 @@ class Found:
     failures: list[dict[str, Any]] = field(default_factory=list)
 
 
-def fuzz(inputs: int, seed: int, *, seconds: float = 5.0, keep: Path | None = None, tell: int = 0) -> Found:
+def fuzz(
+    inputs: int, seed: int, *, seconds: float = 5.0, keep: Path | None = None, tell: int = 0, right: float = 0.5
+) -> Found:
     """Load so many spoiled checkpoints; failures are kept as files in `keep`."""
     found = Found()
     for name in ("timm", "torchvision", "torchvision.models.detection"):
@@ -468,7 +469,7 @@ def fuzz(inputs: int, seed: int, *, seconds: float = 5.0, keep: Path | None = No
         watch = Watch(folder)
         for number in range(inputs):
             rng = random.Random(f"{seed}-{number}")
-            made = spoil(rng.choice(sound), rng)
+            made = spoil(rng.choice(sound), rng, right)
             word, wrong = outcome(made, folder, watch, seconds)
             found.inputs += 1
             found.outcomes[word] += 1
@@ -492,6 +493,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--right", type=float, default=0.5, help="share of inputs whose hashes are made right")
     parser.add_argument("--seconds", type=float, default=5.0, help="of processor time for one input")
     parser.add_argument("--memory", type=int, default=6, help="GiB of address space for the process")
     parser.add_argument("--keep", type=Path, help="folder for inputs that fail")
@@ -501,7 +503,14 @@ def main() -> int:
     limit = arguments.memory << 30
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     begun = time.process_time()
-    found = fuzz(arguments.inputs, arguments.seed, seconds=arguments.seconds, keep=arguments.keep, tell=2000)
+    found = fuzz(
+        arguments.inputs,
+        arguments.seed,
+        seconds=arguments.seconds,
+        keep=arguments.keep,
+        tell=2000,
+        right=arguments.right,
+    )
     report = {
         "command": "python " + " ".join(sys.argv),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
