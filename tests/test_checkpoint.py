@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ from epitorch.nn import EpitomeLayer
 from epitorch.plans import LayerPlan, Plan
 
 WIDTHS = [4, 4, 8]
+FILES = ["README.md", "config.json", "model.safetensors"]
 IMAGE = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
@@ -57,7 +61,7 @@ def make(
 def test_round_trip(index: str | None, tmp_path: Path) -> None:
     model, config = make(index)
     save_checkpoint(tmp_path, model, config)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == FILES
     state = torch.get_rng_state()
     loaded = load_checkpoint(tmp_path)
     assert torch.equal(torch.get_rng_state(), state)
@@ -171,7 +175,6 @@ def test_no_bit_of_the_metadata_may_flip(tmp_path: Path) -> None:
     path = saved(tmp_path) / "model.safetensors"
     content = path.read_bytes()
     start, end = content.index(b'{"__metadata__"'), content.index(b"}") + 1
-    assert b"sha256" in content[start:end]
     assert b"format" in content[start:end]
     for bit in range(8 * start, 8 * end):
         spoiled = bytearray(content)
@@ -193,12 +196,12 @@ def test_config_of_another_kind(content: str, tmp_path: Path) -> None:
 
 def rewrite(folder: Path, **changes: Any) -> None:
     """Change the configuration and make its hash right again."""
-    from epitorch.checkpoint import _content_hash
+    from epitorch.checkpoint._config import content_hash
 
     content = json.loads((folder / "config.json").read_text())
     del content["sha256"]
     content.update(changes)
-    (folder / "config.json").write_text(json.dumps({**content, "sha256": _content_hash(content)}))
+    (folder / "config.json").write_text(json.dumps({**content, "sha256": content_hash(content)}))
 
 
 def test_newer_formats(tmp_path: Path) -> None:
@@ -287,44 +290,68 @@ def killed_at(count: int, monkeypatch: pytest.MonkeyPatch, name: str) -> Callabl
     return dying
 
 
+@pytest.mark.parametrize("widths", [WIDTHS, [4, 6]], ids=["same architecture", "another"])
 @pytest.mark.parametrize("name", ["replace", "fsync"])
-@pytest.mark.parametrize("moment", [0, 1])
-def test_killed_while_saving_over_the_same_architecture(
-    name: str, moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, config = make()
-    save_checkpoint(tmp_path, old, config)
-    new, _ = make()
-    killed_at(moment, monkeypatch, name)
-    with pytest.raises(Killed):
-        save_checkpoint(tmp_path, new, config)
-    monkeypatch.undo()
-    whole = old if moment == 0 else new
-    torch.testing.assert_close(load_checkpoint(tmp_path).model(IMAGE), whole(IMAGE), rtol=0, atol=0)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
-
-
-@pytest.mark.parametrize("moment", [0, 1])
-def test_killed_while_saving_over_another_architecture(
-    moment: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("moment", range(6))
+def test_a_killed_save_leaves_the_old_or_the_new(
+    name: str, moment: int, widths: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_checkpoint(tmp_path, *make())
-    other = make(None, widths=[4, 6])
-    killed_at(moment, monkeypatch, "replace")
-    with pytest.raises(Killed):
-        save_checkpoint(tmp_path, *other)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    old = load_checkpoint(tmp_path)
+    model, config = make(None if widths != WIDTHS else "learner", widths, metrics={"test_accuracy": 0.75})
+    killed_at(moment, monkeypatch, name)
+    # the configuration is the third file that is written; two renames follow
+    calls, holds = (5, 3) if name == "replace" else (3, 3)
+    if moment < calls:
+        with pytest.raises(Killed):
+            save_checkpoint(tmp_path, model, config)
+    else:
+        save_checkpoint(tmp_path, model, config)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=r"config.json is missing"):
-        load_checkpoint(tmp_path)
-    save_checkpoint(tmp_path, *other)
-    torch.testing.assert_close(load_checkpoint(tmp_path).model(IMAGE), other[0](IMAGE), rtol=0, atol=0)
+    got = load_checkpoint(tmp_path)
+    whole, metrics = (model, config.metrics) if moment >= holds else (old.model, old.config.metrics)
+    torch.testing.assert_close(got.model(IMAGE), whole(IMAGE), rtol=0, atol=0)
+    assert got.config.metrics == metrics
+    if moment < holds:
+        assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    save_checkpoint(tmp_path, model, config)  # the next one clears up
+    assert sorted(p.name for p in tmp_path.iterdir()) == FILES
+    torch.testing.assert_close(load_checkpoint(tmp_path).model(IMAGE), model(IMAGE), rtol=0, atol=0)
+
+
+def test_a_process_killed_while_it_saves_again_and_again(tmp_path: Path) -> None:
+    """SIGKILL at moments of its own choosing; what is there afterwards opens and is one of the two, with its number."""
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_checkpoint import *
+from pathlib import Path
+both = [make(metrics={{"which": 0}}), make(None, [4, 6], metrics={{"which": 1}})]
+while True:
+    for model, config in both:
+        with torch.no_grad(): model.conv1.weight.fill_(config.metrics["which"])
+        save_checkpoint(Path({str(tmp_path)!r}), model, config)
+        print("saved", flush=True)
+"""
+    seen = set()
+    for turn in range(4):
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(0.003 * turn)
+            process.kill()
+        loaded: Any = load_checkpoint(tmp_path)
+        which = loaded.config.metrics["which"]
+        assert bool((loaded.model.conv1.weight == which).all())
+        seen.add(which)
+    assert seen <= {0, 1}
 
 
 def test_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     header_length = int.from_bytes((folder / "model.safetensors").read_bytes()[:8], "little")
     header = json.loads((folder / "model.safetensors").read_bytes()[8 : 8 + header_length])
-    assert set(header["__metadata__"]) == {"format", "sha256"}
+    assert set(header["__metadata__"]) == {"format"}
     layers = [n for n, m in make()[0].named_modules() if isinstance(m, EpitomeLayer)]
     assert {f"{name}.epitome" for name in layers} <= set(header)
 

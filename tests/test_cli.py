@@ -223,7 +223,7 @@ def test_images_that_do_not_fit_the_checkpoint(tmp_path: Path, capsys: pytest.Ca
 
 COMMANDS = [
     *("demo", "train", "eval", "count", "plan", "convert", "export", "deploy", "bench"),
-    *("sweep", "reproduce", "report", "doctor", "completion"),
+    *("sweep", "reproduce", "report", "push", "doctor", "completion"),
 ]
 
 

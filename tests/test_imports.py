@@ -30,6 +30,9 @@ HEAVY = (
     "soxr",
     "webdataset",
     "shtab",
+    "huggingface_hub",
+    "httpx",
+    "httpx2",
 )
 # Imports run one way: a module may import what stands before it, and its own package.
 ORDER = [

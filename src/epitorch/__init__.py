@@ -4,6 +4,7 @@ Every convolution or linear weight is generated from a much smaller learned tens
 fractional, circular start indices. The architecture never changes and the model size is set exactly.
 """
 
+from epitorch.checkpoint import from_pretrained, push_to_hub, save_pretrained
 from epitorch.conversion import ConversionReport, convert_, to_dense_
 from epitorch.cost import Cost, Sensitivity, count, plan, sensitivity
 from epitorch.deploy import Deployment
@@ -33,11 +34,14 @@ __all__ = [
     "deploy",
     "efficientnet_plan",
     "export",
+    "from_pretrained",
     "learner_starts",
     "mobilenetv2_plan",
     "param_groups",
     "plan",
+    "push_to_hub",
     "reestimate_batch_norm_",
+    "save_pretrained",
     "sensitivity",
     "to_dense_",
 ]

@@ -24,6 +24,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "openvino": {"openvino": "openvino"},
     "sweep": {"ray": "ray", "matplotlib": "matplotlib"},
     "report": {"plotly": "plotly", "matplotlib": "matplotlib"},
+    "hub": {"huggingface-hub": "huggingface_hub", "safetensors": "safetensors"},
     "loggers": {"wandb": "wandb", "mlflow-skinny": "mlflow", "comet-ml": "comet_ml"},
 }
 """Extra to the distributions that it adds, each with the name that is imported; in the order in which they build up."""

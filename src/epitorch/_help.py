@@ -49,6 +49,18 @@ TRAIN = """
       epitorch train digits/epitome --data digits
       epitorch train cifar10-short/epitome-0.18-learner --data DIR --seed 1 --out runs/epitome-1
 """
+PUSH = """
+    Check a run's checkpoint by loading it, and publish it on the Hugging Face Hub: model.safetensors, config.json and
+    README.md (the model card, with cost and results) in one commit, without the index learner. The repository is made
+    if missing. Needs `pip install 'epitorch[hub]'` and a login (`hf auth login`, or HF_TOKEN). Anyone opens it with
+    epitorch.from_pretrained("OWNER/NAME"). Writes nothing on this machine.
+
+    RUN is a run's folder, or one with config.json and model.safetensors.
+
+    examples (after the ones of `epitorch train` and `epitorch demo`):
+      epitorch push runs/demo/epitome OWNER/NAME
+      epitorch push runs/digits/epitome/seed0 OWNER/NAME --private --dtype int8
+"""
 EVAL = """
     Measure a checkpoint on the test images: accuracy with the routing map and, where the model has index learners in
     use, with the learner on the same batches. Writes nothing. Of large images, --split is test (the validation split),

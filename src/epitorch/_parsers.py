@@ -18,7 +18,7 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(title="commands", metavar="COMMAND")
     for add in (_add_demo, _add_plan, _add_convert, _add_train, _add_eval, _add_count, _add_bench, _add_export):
         add(commands)
-    for add in (_add_deploy, _add_sweep, _add_reproduce, _add_report, _add_doctor, _add_completion):
+    for add in (_add_deploy, _add_sweep, _add_reproduce, _add_report, _add_push, _add_doctor, _add_completion):
         add(commands)
     return made
 
@@ -264,7 +264,7 @@ def _add_report(commands: Any) -> None:
         type=folder,
         default=[],
         metavar="FILE",
-        help="what epitorch.report.save_deployment wrote; both may be repeated",
+        help="what `epitorch deploy --report` wrote; both may be repeated",
     )
     parser.add_argument("--dense", type=folder, metavar="DIR", help="checkpoint of the plain network, to compare with")
     parser.add_argument("--published", metavar="NAME", help="draw published results too: cifar10 | imagenet")
@@ -273,6 +273,20 @@ def _add_report(commands: Any) -> None:
     _add_allow_factory(parser)
     parser.add_argument("--json", action="store_true", help="print the methods and the files as JSON")
     parser.set_defaults(command="report")
+
+
+def _add_push(commands: Any) -> None:
+    parser = _described(commands.add_parser, _help.PUSH, name="push", help="publish a checkpoint on the Hub")
+    parser.add_argument("checkpoint", type=Path, metavar="RUN", help="folder of a run or of a checkpoint")
+    parser.add_argument("repo_id", metavar="REPO_ID", help="OWNER/NAME on the Hub")
+    parser.add_argument("--dtype", help="of the stored epitomes: float32 | float16 | bfloat16 | int8; default: float32")
+    parser.add_argument("--learner", action="store_true", help="with the index learner, to go on training")
+    parser.add_argument("--private", action="store_true", help="make a new repository private")
+    parser.add_argument("--revision", metavar="BRANCH", help="made if missing; default: main")
+    parser.add_argument("--message", default="Upload by epitorch", metavar="TEXT", help="of the commit")
+    _add_allow_factory(parser)
+    parser.add_argument("--json", action="store_true", help="print what was published as JSON")
+    parser.set_defaults(command="push")
 
 
 def _add_resources(parser: argparse.ArgumentParser) -> None:

@@ -384,6 +384,25 @@ def _print_json(data: Any) -> None:
     print(json.dumps(data, indent=1))
 
 
+def _push(arguments: argparse.Namespace) -> None:
+    from epitorch.checkpoint import push_checkpoint
+
+    report = push_checkpoint(
+        arguments.checkpoint,
+        arguments.repo_id,
+        dtype=arguments.dtype,
+        learner=arguments.learner,
+        private=arguments.private,
+        revision=arguments.revision,
+        message=arguments.message,
+        allow_factory=arguments.allow_factory,
+    )
+    if arguments.json:
+        _print_json(report.to_dict())
+    else:
+        print(report)
+
+
 _COMMANDS = {
     "demo": _demo,
     "train": _train,
@@ -399,4 +418,5 @@ _COMMANDS = {
     "doctor": _doctor,
     "completion": _completion,
     "report": _report,
+    "push": _push,
 }

@@ -40,6 +40,10 @@ class CheckpointError(InputError):
     """A checkpoint that is missing, damaged or belongs to another architecture."""
 
 
+class HubError(EpitorchError):
+    """The Hugging Face Hub that cannot be reached, or refuses."""
+
+
 class TrainingError(EpitorchError):
     """Training that could not go on, for example because the loss is not finite."""
 

@@ -134,6 +134,8 @@ class Cost:
 
     `params = params_epitome + params_routing + params_other`; learners are training only and counted apart.
     `madds` is what the deployed network executes (strategy "reuse"), `madds_interpolation` of it included.
+    `buffer_bytes` is what the state holds besides parameters and routing maps, statistics of batch norm mostly, and
+    `epitome_channels` the output channels of all epitomes; neither is in `params`.
     """
 
     layers: tuple[LayerCost, ...]
@@ -143,6 +145,19 @@ class Cost:
     params_learner: int
     uncounted: tuple[Uncounted, ...]
     operators: tuple[OperatorCost, ...] = ()
+    buffer_bytes: int = 0
+    epitome_channels: int = 0
+
+    def stored_bytes(self, epitome_bits: int = 32) -> int:
+        """Bytes of the tensors of a float32 network in a file, learners left out (`save_pretrained`).
+
+        Args:
+            epitome_bits: Of each element of an epitome: 32, 16 or 8; with 8 there is a float32 scale for each of its
+                output channels.
+        """
+        scales = 4 * self.epitome_channels if epitome_bits == 8 else 0
+        others = 4 * (self.params_routing + self.params_other)
+        return others + self.params_epitome * epitome_bits // 8 + scales + self.buffer_bytes
 
     @property
     def params(self) -> int:
@@ -243,7 +258,17 @@ def cost_of(watched: nn.Module, record: Trace) -> Cost:
         sum(learners.values()),
         _uncounted(record, layers),
         _operators(record, layers),
+        _buffer_bytes(watched, routing),
+        sum(layer.spec.epitome_shape[0] for layer in epitome_layers(watched)),
     )
+
+
+def _buffer_bytes(model: nn.Module, routing: dict[int, int]) -> int:
+    """Of persistent buffers that are no routing map; shared ones once."""
+    parameters = {id(parameter) for parameter in model.parameters()}
+    state = {id(value): value for value in model.state_dict(keep_vars=True).values() if isinstance(value, Tensor)}
+    apart = [value for key, value in state.items() if key not in parameters and key not in routing]
+    return sum(value.numel() * value.element_size() for value in apart)
 
 
 def geometry_of(calls: Calls, record: Trace) -> Geometry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -20,7 +21,22 @@ OWN_MODELS = {
 }
 FORMS = "epitorch:NAME, timm:NAME, torchvision:NAME or package.module:factory"
 
+_ORIGIN = "_epitorch_origin"
+
 Factory = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a model was built: its name and the arguments of its factory."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+def origin_of(model: nn.Module) -> Origin | None:
+    """Return what `build_model` built the model from; None for another model."""
+    return model.__dict__.get(_ORIGIN)
 
 
 def build_model(name: str, arguments: Mapping[str, Any] | None = None) -> nn.Module:
@@ -58,6 +74,7 @@ def build_model(name: str, arguments: Mapping[str, Any] | None = None) -> nn.Mod
                 where=name,
             )
         )
+    model.__dict__[_ORIGIN] = Origin(name, given)
     return model
 
 

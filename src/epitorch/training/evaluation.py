@@ -15,6 +15,8 @@ from epitorch.training.devices import choose_device
 from epitorch.training.module import evaluate
 from epitorch.training.options import workers_for
 
+_BATCH = 128  # where the checkpoint does not say how it was trained
+
 
 @dataclass(frozen=True)
 class EvaluationReport:
@@ -107,7 +109,7 @@ def evaluate_checkpoint(
 
 def _trained_on(checkpoint: Checkpoint, folder: str) -> tuple[ModelInput, int]:
     config = checkpoint.config
-    if config.input is None or config.batch_size is None:
+    if config.input is None:
         raise DataError(
             explain(
                 "this checkpoint was never trained",
@@ -117,7 +119,7 @@ def _trained_on(checkpoint: Checkpoint, folder: str) -> tuple[ModelInput, int]:
                 fix="train it first",
             )
         )
-    return config.input, config.batch_size
+    return config.input, config.batch_size or _BATCH
 
 
 def _channels_last(checkpoint: Checkpoint) -> bool:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import pytorch_lightning as pl
 import torch
 from rich.console import Console
 
-from epitorch.checkpoint import save_checkpoint
+from epitorch.checkpoint import cost_numbers, save_checkpoint
 from epitorch.cost import Cost, count
 from epitorch.results import RunResult, save_results
 from epitorch.training.callbacks import EachEpoch, EpochLog, Meter, ProgressBar, RunStopped, StopOnSignal, latest
@@ -370,7 +371,7 @@ class _Run:
         if stopped_at is not None:
             metrics["stopped_at_step"] = stopped_at
         config = checkpoint_config(self.recipe, self.built, self.data, metrics)
-        save_checkpoint(self.out / CHECKPOINT, self.module.kept, config)
+        save_checkpoint(self.out / CHECKPOINT, self.module.kept, replace(config, cost=cost_numbers(self.cost)))
 
     def _facts(self) -> RunFacts:
         options, epochs = self.options, self.epochs
