@@ -29,6 +29,7 @@ HEAVY = (
     "soundfile",
     "soxr",
     "webdataset",
+    "triton",
     "shtab",
     "huggingface_hub",
     "httpx",

@@ -18,6 +18,7 @@ from epitorch.results import (
     PeakMemory,
     RunResult,
     Seconds,
+    aligned,
     load_results,
     result_from_json,
     result_to_json,
@@ -143,3 +144,7 @@ def test_table_shows_the_learner_where_there_is_one() -> None:
 def test_table_without_held_out_numbers() -> None:
     bare = replace(RESULT, accuracy=Accuracy(0.5))
     assert results_table([bare]).splitlines()[2].split("|")[3].strip() == "-"
+
+
+def test_narrow_columns_have_a_rule_that_markdown_takes() -> None:
+    assert aligned([["a", "b"], ["x", "1"]]).splitlines() == ["| a  |  b |", "| -- | -: |", "| x  |  1 |"]

@@ -209,7 +209,7 @@ def _percent(value: float | None) -> str:
 
 def aligned(rows: list[list[str]]) -> str:
     """Return rows of cells, the header first, as a Markdown table whose columns line up."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(2, *map(len, column)) for column in zip(*rows, strict=True)]  # 2: a rule is at least -:
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = [rows[0], rule, *rows[1:]]
     return "\n".join("| " + " | ".join(_cells(line, widths)) + " |" for line in lines)

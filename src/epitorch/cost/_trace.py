@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.flop_counter import flop_registry
 
 from epitorch.cost.formulas import Kind
 from epitorch.errors import InputError, explain
@@ -248,6 +247,8 @@ def channel_sizes(module: Any) -> tuple[int, int]:
 
 def _madds(func: Any, args: Any, kwargs: Any, output: Any) -> int | None:
     """Multiply-adds of one operator, 0 for the many that have none, None where they are unknown."""
+    from torch.utils.flop_counter import flop_registry  # here: it imports triton, a tenth of a second
+
     packet = func._overloadpacket
     if packet in flop_registry:
         return flop_registry[packet](*args, **kwargs, out_val=output) // 2
