@@ -147,7 +147,7 @@ def axes(draw: st.DrawFn, channels: int) -> Axis:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, *, squeezed: bool = True) -> Case:
     hidden = draw(st.integers(1, 90))
     first = draw(st.integers(1, 20))
     expands = draw(st.integers(0, 4)) > 0
@@ -167,5 +167,7 @@ def cases(draw: st.DrawFn) -> Case:
     inputs = draw(st.sampled_from([draw(axes(hidden)), Axis(None, hidden, 1, 1)]))
     stride = draw(st.sampled_from([1, 2]))
     seed = draw(st.integers(0, 10_000))
-    squeeze = draw(st.sampled_from([None, (draw(st.integers(1, 20)), draw(names), draw(st.sampled_from(GATES)))]))
+    squeeze = None
+    if squeezed:
+        squeeze = draw(st.sampled_from([None, (draw(st.integers(1, 20)), draw(names), draw(st.sampled_from(GATES)))]))
     return Case((first, hidden, last), filters, inputs, kernel, stride, padding, activations, shape, seed, squeeze)

@@ -170,11 +170,11 @@ def squeezed(name: str) -> nn.Module:
     if name.startswith("torchvision:"):
         build = getattr(torchvision.models, name.partition(":")[2])
         return epitome(lambda: build(num_classes=7), 0.25, "between", plan=block_plan)
-    return epitome(lambda: timm.create_model(name, num_classes=7), 0.25, "between")
+    return epitome(lambda: timm.create_model(name, num_classes=7), 0.25, "between", plan=block_plan)
 
 
 def block_plan(model: nn.Module) -> epitorch.Plan:
-    """First and last 1x1 of torchvision's blocks, by a quarter."""
+    """First and last 1x1 of the blocks, a quarter of each."""
     layers = {}
     for name, block in model.named_modules():
         if not is_inverted_residual(block):

@@ -122,7 +122,7 @@ def test_every_variant_equals_the_loops(name: str) -> None:
 
 @inside
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(case=cases())
+@given(case=cases(squeezed=False))  # which the kernel leaves to torch
 def test_random_stages_equal_the_loops(case: Case) -> None:
     stage, x = case.stage(), case.input()
     got = run(stage, x)
@@ -198,6 +198,7 @@ def as_on_a_gpu(patch: pytest.MonkeyPatch, net: nn.Module) -> None:
     for place in (fused, _fused_op):
         patch.setattr(place, "usable", lambda _: False)
         patch.setattr(place, "usable_triton", lambda _: True)
+        patch.setattr(place, "packed_for", lambda _, packed: bool(packed))
     for module in net.modules():
         if isinstance(module, FusedInvertedResidual):
             module._packed = pack_triton(module.stage)

@@ -14,7 +14,7 @@ from run_helpers import quiet
 
 from epitorch.checkpoint import load_checkpoint
 from epitorch.cli import main
-from epitorch.commands import _test_images
+from epitorch.commands import images_to_check
 from epitorch.errors import DataError, InputError, RecipeError
 from epitorch.training.data_kinds import kind_in, load_split, normalization
 from epitorch.training.evaluation import evaluate_checkpoint
@@ -76,7 +76,7 @@ def test_whole_clips_are_evaluated_and_crops_trained_on(folders: dict[str, Path]
     batches = [(arrays.images, arrays.labels)]
     accuracy = evaluate(checkpoint.model, batches, normalization(known)).accuracy
     assert accuracy == evaluate_checkpoint(tmp_path / "run", folders["esc10"]).accuracy
-    images = _test_images(str(folders["esc10"]), checkpoint.config, "run", 3)
+    images = images_to_check(str(folders["esc10"]), checkpoint.config, "run", 3)
     torch.testing.assert_close(images, normalization(known)(arrays.images[:3]))
 
 

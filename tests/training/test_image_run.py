@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from epitorch import cli
 from epitorch.checkpoint import load_checkpoint
-from epitorch.commands import _test_images
+from epitorch.commands import images_to_check
 from epitorch.errors import DataError, InputError, RecipeError
 from epitorch.results import RunResult, load_results, results_table
 from epitorch.training.evaluation import EvaluationReport, evaluate_checkpoint
@@ -108,7 +108,7 @@ def test_layouts_that_do_not_name_their_classes_fit(sets: dict[str, Path], tmp_p
 def test_exported_files_are_compared_on_images_of_the_set(sets: dict[str, Path], tmp_path: Path) -> None:
     run(sets["tar"], tmp_path / "run", max_steps=1)
     config = load_checkpoint(tmp_path / "run", allow_factory=True).config
-    images = _test_images(str(sets["tar"]), config, "run", 3)
+    images = images_to_check(str(sets["tar"]), config, "run", 3)
     assert images.shape == (3, 3, 16, 16)
     mean = torch.tensor([0.485, 0.456, 0.406])
     expected = (torch.from_numpy(colour(1000)[0, 0].copy()) / 255 - mean) / torch.tensor([0.229, 0.224, 0.225])

@@ -1,0 +1,14 @@
+"""What the command line does with a model's name, as functions."""
+
+from epitorch.commands._models import convert_named, count_named, plan_named
+from epitorch.commands._runtimes import bench_named, deploy_named, export_named, images_to_check
+
+__all__ = [
+    "bench_named",
+    "convert_named",
+    "count_named",
+    "deploy_named",
+    "export_named",
+    "images_to_check",
+    "plan_named",
+]
