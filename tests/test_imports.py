@@ -71,6 +71,8 @@ ORDER += [
     "_help",
     "_arguments",
     "_parsers",
+    "_cli_models",
+    "_cli_runs",
     "cli",
     "__main__",
 ]

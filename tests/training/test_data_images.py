@@ -159,7 +159,7 @@ def test_the_classes_of_tar_files_are_cached_until_a_file_changes(tmp_path: Path
 # ---- what is refused before training ----
 
 
-def refused(root: Path, *parts: str, holdout: int = 6) -> None:
+def assert_refused(root: Path, *parts: str, holdout: int = 6) -> None:
     with pytest.raises(DataError) as caught:
         training(root, holdout)
     for part in parts:
@@ -168,13 +168,13 @@ def refused(root: Path, *parts: str, holdout: int = 6) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    refused(tmp_path / "nothing", "no data folder", "got:      nothing")
+    assert_refused(tmp_path / "nothing", "no data folder", "got:      nothing")
     (tmp_path / "file").write_text("")
-    refused(tmp_path / "file", "no data folder", "got:      a file")
+    assert_refused(tmp_path / "file", "no data folder", "got:      a file")
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
-    refused(tmp_path, "no images in this folder", str(tmp_path), "got:      nothing")
+    assert_refused(tmp_path, "no images in this folder", str(tmp_path), "got:      nothing")
 
 
 @pytest.mark.parametrize("second", ["parquet", "tar"])
@@ -184,44 +184,44 @@ def test_two_layouts(second: str, tmp_path: Path) -> None:
         write(tmp_path / "train.parquet", [colour(0)], [0])
     else:
         write_set(tmp_path, "tar")
-    refused(tmp_path, "cannot tell which images to read", "keep them in folders of their own")
+    assert_refused(tmp_path, "cannot tell which images to read", "keep them in folders of their own")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_validation_split_alone_is_not_trained_on(layout: str, tmp_path: Path) -> None:
     name = "val" if layout == "folder" else "validation"
     {"folder": write_folder, "parquet": write_parquets, "tar": write_tars}[layout](tmp_path, name, cycle(12))
-    refused(tmp_path, "no split 'train'", f"splits {name}")
+    assert_refused(tmp_path, "no split 'train'", f"splits {name}")
     assert sorted(given(split(tmp_path, "test"))) == list(range(12))  # but may be measured on
 
 
 def test_an_empty_class_folder(tmp_path: Path) -> None:
     write_set(tmp_path, "folder")
     (tmp_path / "train" / "class01b").mkdir()
-    refused(tmp_path, "a class folder has no image", str(tmp_path / "train" / "class01b"))
+    assert_refused(tmp_path, "a class folder has no image", str(tmp_path / "train" / "class01b"))
 
 
 def test_other_class_folders_for_testing(tmp_path: Path) -> None:
     write_set(tmp_path, "folder")
     (tmp_path / "val" / "class01").rename(tmp_path / "val" / "klass01")
-    refused(tmp_path, "different classes", "lacks class01; has also klass01")
+    assert_refused(tmp_path, "different classes", "lacks class01; has also klass01")
 
 
 def test_validation_images_without_class_folders(tmp_path: Path) -> None:
     write_folder(tmp_path, "train", cycle(30))
     (tmp_path / "val").mkdir()
     (tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG").write_bytes(encode(colour(0), "JPEG"))
-    refused(tmp_path, "no class folder", "sort the images into a folder for each class")
+    assert_refused(tmp_path, "no class folder", "sort the images into a folder for each class")
 
 
 def test_labels_out_of_range(tmp_path: Path) -> None:
     labels = cycle(12)
     labels[7] = 9
-    refused(write_set(tmp_path / "a", "parquet"), "cannot hold out", holdout=60)
+    assert_refused(write_set(tmp_path / "a", "parquet"), "cannot hold out", holdout=60)
     write_parquets(tmp_path / "b", "train", labels, shards=1)
-    refused(tmp_path / "b", "out of range", "train-00000-of-00001.parquet, row 7", "label 9")
+    assert_refused(tmp_path / "b", "out of range", "train-00000-of-00001.parquet, row 7", "label 9")
     write_tars(tmp_path / "c", "train", labels, shards=1)
-    refused(tmp_path / "c", "out of range", "tiny-train-0000.tar, member k0007.cls", "class 9")
+    assert_refused(tmp_path / "c", "out of range", "tiny-train-0000.tar, member k0007.cls", "class 9")
 
 
 @pytest.mark.parametrize("layout", ["parquet", "tar"])
@@ -229,31 +229,31 @@ def test_a_validation_label_that_training_has_not(layout: str, tmp_path: Path) -
     writer = {"parquet": write_parquets, "tar": write_tars}[layout]
     writer(tmp_path, "train", cycle(30))
     writer(tmp_path, "validation", [0, 1, 2, 3], shards=1)
-    refused(tmp_path, "out of range", "row 3" if layout == "parquet" else "member k0003.cls")
+    assert_refused(tmp_path, "out of range", "row 3" if layout == "parquet" else "member k0003.cls")
 
 
 def test_other_names_for_testing(tmp_path: Path) -> None:
     for name, classes in (("train", ["a", "b", "c"]), ("validation", ["a", "b", "d"])):
         write(tmp_path / f"{name}.parquet", [colour(i) for i in range(9)], cycle(9), column="image", names=classes)
-    refused(tmp_path, "different classes", "lacks c; has also d")
+    assert_refused(tmp_path, "different classes", "lacks c; has also d")
 
 
 def test_shards_sorted_by_class(tmp_path: Path) -> None:
     write_tars(tmp_path, "train", sorted(cycle(60)))
     write_tars(tmp_path, "validation", cycle(12))
-    refused(tmp_path, "classes are left without a training image", "shuffle the images", holdout=20)
+    assert_refused(tmp_path, "classes are left without a training image", "shuffle the images", holdout=20)
 
 
 @pytest.mark.parametrize("holdout", [60, 100])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_too_many_held_out(layout: str, holdout: int, tmp_path: Path) -> None:
-    refused(write_set(tmp_path, layout), "cannot hold out", "hold out fewer images", holdout=holdout)
+    assert_refused(write_set(tmp_path, layout), "cannot hold out", "hold out fewer images", holdout=holdout)
 
 
 def test_a_missing_shard(tmp_path: Path) -> None:
     files = write_parquets(tmp_path, "train", cycle(30))
     files[0].unlink()
-    refused(tmp_path, "lacks a shard", files[0].name)
+    assert_refused(tmp_path, "lacks a shard", files[0].name)
 
 
 @pytest.mark.parametrize("layout", ["parquet", "tar"])
@@ -261,15 +261,15 @@ def test_a_truncated_shard(layout: str, tmp_path: Path) -> None:
     write_set(tmp_path, layout)
     file = sorted(tmp_path.rglob("*train*"))[1]
     file.write_bytes(file.read_bytes()[:1700])
-    refused(tmp_path, "cannot be read", str(file), "half-written")
+    assert_refused(tmp_path, "cannot be read", str(file), "half-written")
 
 
 def test_a_tar_file_cut_between_two_images(tmp_path: Path) -> None:
     (file,) = write_tars(tmp_path, "train", cycle(30), shards=1)
     images = split(tmp_path, "train")
     file.write_bytes(file.read_bytes()[: 20 * 4 * 512])  # two headers and two contents of a block each, 20 images
-    stops(images, f"{file}, member after k0019.cls", "its end is missing")
-    refused(tmp_path, "its end is missing")
+    assert_stops(images, f"{file}, member after k0019.cls", "its end is missing")
+    assert_refused(tmp_path, "its end is missing")
 
 
 @pytest.mark.parametrize("layout", ["parquet", "tar"])
@@ -278,13 +278,13 @@ def test_a_shard_that_is_replaced_by_a_smaller_one(layout: str, tmp_path: Path) 
     (file,) = writer(tmp_path, "train", cycle(30), shards=1)
     images = split(tmp_path, "train")
     writer(tmp_path, "train", cycle(28), shards=1)
-    stops(images, f"{file}: a shard has changed", "expected: 30 images", "got:      28")
+    assert_stops(images, f"{file}: a shard has changed", "expected: 30 images", "got:      28")
 
 
 def test_a_shard_that_is_no_tar_file(tmp_path: Path) -> None:
     write_set(tmp_path, "tar")
     (tmp_path / "tiny-train-0001.tar").write_bytes(b"<html>" * 2000)
-    refused(tmp_path, "a shard cannot be read", "tiny-train-0001.tar", "uncompressed")
+    assert_refused(tmp_path, "a shard cannot be read", "tiny-train-0001.tar", "uncompressed")
 
 
 IMAGE = encode(colour(1))
@@ -303,13 +303,13 @@ MEMBERS: dict[str, tuple[list[tuple[str, bytes]], str]] = {
 def test_members_that_make_no_image(kind: str, tmp_path: Path) -> None:
     content, part = MEMBERS[kind]
     write_tar(tmp_path / "train-0000.tar", content)
-    refused(tmp_path, part, "train-0000.tar")
+    assert_refused(tmp_path, part, "train-0000.tar")
 
 
 # ---- what shows while reading ----
 
 
-def stops(images: Any, *parts: str) -> None:
+def assert_stops(images: Any, *parts: str) -> None:
     for workers in (0, 2):
         with pytest.raises(DataError) as caught:
             given(images, workers)
@@ -323,26 +323,26 @@ def test_a_corrupt_file(tmp_path: Path) -> None:
     images = split(tmp_path, "train")
     file = tmp_path / "train" / "class01" / "0004.png"
     file.write_bytes(file.read_bytes()[:60])
-    stops(images, f"{file}: an image cannot be decoded")
+    assert_stops(images, f"{file}: an image cannot be decoded")
     file.unlink()
-    stops(images, f"{file}: an image cannot be read")
+    assert_stops(images, f"{file}: an image cannot be read")
 
 
 def test_a_corrupt_row(tmp_path: Path) -> None:
     rows = cells([colour(i) for i in range(12)])
     rows[8]["bytes"] = rows[8]["bytes"][:60]
     file = write(tmp_path / "train.parquet", rows, cycle(12), column="image")
-    stops(split(tmp_path, "train"), f"{file}, row 8: an image cannot be decoded")
+    assert_stops(split(tmp_path, "train"), f"{file}, row 8: an image cannot be decoded")
     rows[8] = {"bytes": None, "path": None}
     write(tmp_path / "train.parquet", rows, cycle(12), column="image")
-    stops(split(tmp_path, "train"), f"{file}, row 8: a row without an image")
+    assert_stops(split(tmp_path, "train"), f"{file}, row 8: a row without an image")
 
 
 def test_a_corrupt_member(tmp_path: Path) -> None:
     content = members(range(12), cycle(12))
     content[16] = (content[16][0], content[16][1][:60])
     file = write_tar(tmp_path / "train-0.tar", content)
-    stops(split(tmp_path, "train"), f"{file}, member k0008.png: an image cannot be decoded")
+    assert_stops(split(tmp_path, "train"), f"{file}, member k0008.png: an image cannot be decoded")
 
 
 @pytest.mark.parametrize("layout", ["parquet", "tar"])
@@ -352,6 +352,6 @@ def test_a_shard_that_breaks_after_the_start(layout: str, tmp_path: Path) -> Non
     file = images.spans[-1].file
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2 + 100])
-    stops(images, f"{file}", "cannot be read")
+    assert_stops(images, f"{file}", "cannot be read")
     file.unlink()
-    stops(images, f"{file}", "cannot be read")
+    assert_stops(images, f"{file}", "cannot be read")

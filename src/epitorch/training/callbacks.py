@@ -33,6 +33,14 @@ class RunStopped(BaseException):
         self.signum, self.between_steps = signum, between_steps
 
 
+def stop_reason(error: BaseException, received: int | None, *, interrupted: bool) -> BaseException:
+    """What the caller sees: KeyboardInterrupt after Ctrl-C, exit code 143 after SIGTERM, errors as they are."""
+    # Lightning answers KeyboardInterrupt by exit(1) and may meet SIGTERM with an exit of its own.
+    if not isinstance(error, RunStopped) and not (isinstance(error, SystemExit) and interrupted):
+        return error
+    return SystemExit(128 + received) if received not in (None, signal.SIGINT) else KeyboardInterrupt()
+
+
 class StopOnSignal(pl.Callback):
     """Ends training between two steps once a signal has come, so that no step is cut in half."""
 

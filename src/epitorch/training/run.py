@@ -8,7 +8,6 @@ training), `run.json` (what a run that goes on with it must have in common), `st
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from rich.console import Console
 from epitorch.checkpoint import cost_numbers, save_checkpoint
 from epitorch.cost import Cost, count
 from epitorch.results import RunResult, save_results
-from epitorch.training.callbacks import EachEpoch, EpochLog, Meter, ProgressBar, RunStopped, StopOnSignal, latest
+from epitorch.training.callbacks import EachEpoch, EpochLog, Meter, ProgressBar, StopOnSignal, latest, stop_reason
 from epitorch.training.data_kinds import (
     AnyImages,
     AnyLoader,
@@ -327,7 +326,7 @@ class _Run:
                 self.stop.saving = True  # an impatient second Ctrl-C must not cost the checkpoint
                 if self.options.ranks.first:
                     self._save_stopped(error, trainer.global_step)
-                reason = _stop_reason(error, self.stop.received, interrupted=trainer.interrupted)
+                reason = stop_reason(error, self.stop.received, interrupted=trainer.interrupted)
                 if reason is error:
                     raise
                 raise reason from None
@@ -391,11 +390,3 @@ class _Run:
 
 def _shown(value: float | None) -> str:
     return "not in use" if value is None else f"{value:.4f}"
-
-
-def _stop_reason(error: BaseException, received: int | None, *, interrupted: bool) -> BaseException:
-    """What the caller sees: KeyboardInterrupt after Ctrl-C, exit code 143 after SIGTERM, errors as they are."""
-    # Lightning answers KeyboardInterrupt by exit(1) and may meet SIGTERM with an exit of its own.
-    if not isinstance(error, RunStopped) and not (isinstance(error, SystemExit) and interrupted):
-        return error
-    return SystemExit(128 + received) if received not in (None, signal.SIGINT) else KeyboardInterrupt()
