@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -14,10 +15,11 @@ from epitorch.errors import RecipeError, explain
 
 @dataclass(frozen=True)
 class YamlDocument:
-    """Plain values, and where each key stands (lines counted from 1)."""
+    """Plain values, where each key stands (lines counted from 1), and the text that they were read from."""
 
     data: Any
     lines: dict[KeyPath, int]
+    text: str
 
 
 class _Loader(yaml.SafeLoader):
@@ -27,6 +29,25 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
+
+
+def read_yaml_file(path: Path, what: str) -> YamlDocument:
+    """Read and parse a file of one document.
+
+    Args:
+        path: The file.
+        what: What it is, for messages: recipe, sweep, table.
+
+    Raises:
+        RecipeError: If it cannot be read, and as `read_yaml`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(
+            explain(f"the {what} cannot be read", expected="a UTF-8 text file", got=error, where=str(path))
+        ) from error
+    return read_yaml(text, str(path))
 
 
 def read_yaml(text: str, source: str) -> YamlDocument:
@@ -48,7 +69,7 @@ def read_yaml(text: str, source: str) -> YamlDocument:
         raise RecipeError(
             explain("this is not valid YAML", expected="a YAML mapping", got=_problem(error), where=source)
         ) from error
-    return YamlDocument(data, lines)
+    return YamlDocument(data, lines, text)
 
 
 def _plain(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from epitorch._rules import Place, Rule, check_keys, mapping, optional, read_value, text
-from epitorch._yaml import read_yaml
+from epitorch._yaml import read_yaml_file
 from epitorch.errors import RecipeError, explain
 from epitorch.training.recipe import MAX_SEED, NAME_RULE
 
@@ -119,13 +119,7 @@ def load_sweep(path: str | Path) -> SweepFile:
         RecipeError: If there is no such file, or it is not a valid sweep.
     """
     path = Path(path)
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(
-            explain("the sweep cannot be read", expected="a YAML file in UTF-8", got=error, where=str(path))
-        ) from error
-    document = read_yaml(content, str(path))
+    document = read_yaml_file(path, "sweep")
     return parse_sweep(document.data, Place(str(path), document.lines), name=path.stem)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from epitorch._rules import Place, Rule, check_keys, number, optional, read_section, read_value, ruled, text
-from epitorch._yaml import read_yaml
+from epitorch._yaml import read_yaml_file
 from epitorch.errors import InputError, RecipeError, explain, suggest
 
 
@@ -116,13 +116,7 @@ def load_table(path_or_name: str | Path) -> Table:
         RecipeError: If there is no such file or it is not a valid table.
     """
     path = _find(path_or_name)
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(
-            explain("the table cannot be read", expected="a UTF-8 text file", got=error, where=str(path))
-        ) from error
-    document = read_yaml(content, str(path))
+    document = read_yaml_file(path, "table")
     return parse_table(document.data, Place(str(path), document.lines), name=path.stem)
 
 

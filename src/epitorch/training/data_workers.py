@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from epitorch.training.data_shards import Pass, ShardImages, Stretch, shuffled
 from epitorch.training.draws import seed_image
 from epitorch.training.ranks import ALONE, Ranks
 
+Images = TypeVar("Images", FolderImages, ShardImages)
 _MOST = 16  # workers by default: more of them seldom help
 
 
@@ -39,12 +40,12 @@ class Failure:
     message: str
 
 
-class _WorkerLoader(PlacedLoader):
+class _WorkerLoader(PlacedLoader, Generic[Images]):
     """What the loaders with worker processes have in common."""
 
     def __init__(
         self,
-        images: FolderImages | ShardImages,
+        images: Images,
         batch_size: int,
         *,
         workers: int = 0,
@@ -55,6 +56,7 @@ class _WorkerLoader(PlacedLoader):
         ranks: Ranks = ALONE,
     ) -> None:
         super().__init__(images, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, ranks=ranks)
+        self.images: Images = images
         self.workers, self.pinned = workers, pinned
 
     def _given_by(self, dataset: Dataset[Any], sampler: Any = None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -81,7 +83,7 @@ def _leave_signals(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-class FolderLoader(_WorkerLoader):
+class FolderLoader(_WorkerLoader[FolderImages]):
     """Batches of images that are files.
 
     The order is that of `PlacedLoader`. What is drawn for an image depends on seed, epoch and image only, so that
@@ -100,30 +102,6 @@ class FolderLoader(_WorkerLoader):
     Raises:
         DataError: As `PlacedLoader`; while reading, if an image cannot be read.
     """
-
-    def __init__(
-        self,
-        images: FolderImages,
-        batch_size: int,
-        *,
-        workers: int = 0,
-        pinned: bool = False,
-        shuffle: bool = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        super().__init__(
-            images,
-            batch_size,
-            workers=workers,
-            pinned=pinned,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            ranks=ranks,
-        )
-        self.images = images
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield `(images, labels)`, shapes (B, 3, H, W) uint8 and (B,) int64."""
@@ -149,7 +127,7 @@ class _FolderBatches(Dataset[Any]):
         return self.images.read(number)
 
 
-class StreamLoader(_WorkerLoader):
+class StreamLoader(_WorkerLoader[ShardImages]):
     """Batches of images streamed from shards.
 
     An epoch lays the spans of the shards end to end in an order of its own. Each process has an equal stretch of whole
@@ -178,30 +156,6 @@ class StreamLoader(_WorkerLoader):
         "streamed data go on at the boundary of a shard (parquet: row group): in the epoch that was interrupted, "
         "images near that boundary or in the shuffle buffer may come twice, and as many others not at all"
     )
-
-    def __init__(
-        self,
-        images: ShardImages,
-        batch_size: int,
-        *,
-        workers: int = 0,
-        pinned: bool = False,
-        shuffle: bool = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        super().__init__(
-            images,
-            batch_size,
-            workers=workers,
-            pinned=pinned,
-            shuffle=shuffle,
-            seed=seed,
-            drop_last=drop_last,
-            ranks=ranks,
-        )
-        self.images = images
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield `(images, labels)`, shapes (B, 3, H, W) uint8 and (B,) int64."""

@@ -30,7 +30,7 @@ from epitorch._rules import (
     text,
     whole,
 )
-from epitorch._yaml import KeyPath, read_yaml
+from epitorch._yaml import KeyPath, read_yaml_file
 from epitorch.errors import RecipeError, explain, suggest
 from epitorch.training.recipe_budget import check_budget
 from epitorch.training.recipe_images import ImagesSection, check_images_section
@@ -271,15 +271,9 @@ def load_recipe(path_or_name: str | Path) -> Recipe:
         RecipeError: If there is no such file or it is not a valid recipe.
     """
     path = _find(path_or_name)
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(
-            explain("the recipe cannot be read", expected="a UTF-8 text file", got=error, where=str(path))
-        ) from error
-    document = read_yaml(content, str(path))
+    document = read_yaml_file(path, "recipe")
     name = f"{path.resolve().parent.name}/{path.stem}"
-    return parse_recipe(document.data, source=str(path), lines=document.lines, text=content, name=name)
+    return parse_recipe(document.data, source=str(path), lines=document.lines, text=document.text, name=name)
 
 
 def recipe_folders() -> list[Path]:
