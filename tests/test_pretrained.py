@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -344,3 +345,70 @@ def test_scales_are_named_after_their_epitome(tmp_path: Path) -> None:
     assert stored["conv3.epitome" + SCALE].shape == (4,)
     assert not any("learner" in name for name in stored)
     assert stored["conv1.weight"].dtype == torch.float32
+
+
+# ---- what tensors do not tell ----
+
+
+class Squashed(type(build_model("epitorch:digits_cnn"))):  # type: ignore[misc]
+    """The same tensors, another function."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).softmax(1)
+
+
+def become_squashed(model: nn.Module) -> None:
+    model.__class__ = Squashed
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda model: setattr(model, "relu1", nn.Tanh()), r"relu1 is .*Tanh.*, rebuilt it is .*ReLU"),
+        (lambda model: setattr(model.norm2, "eps", 0.5), r"norm2 is .*eps=0.5"),
+        (lambda model: setattr(model.conv2, "stride", (1, 1)), r"conv2 is "),
+        (lambda model: setattr(model.conv1, "forward", lambda x: x), r"conv1 is .*forward replaced"),
+        (become_squashed, r"the model itself is .*Squashed"),
+    ],
+)
+def test_a_model_that_computes_something_else_is_refused(change: Any, words: str, tmp_path: Path) -> None:
+    model = digits()
+    epitorch.save_pretrained(model, tmp_path / "before")
+    change(model)
+    with pytest.raises(CheckpointError, match=rf"(?s)does not build this model.*{words}"):
+        epitorch.save_pretrained(model, tmp_path / "after")
+    assert not (tmp_path / "after").exists()
+
+
+def test_settings_of_timm_are_seen_and_dropout_is_not(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"num_classes": 3, "bn_eps": 0.1, "global_pool": "max", "drop_rate": 0.2}
+    model = timm.create_model("mobilenetv2_050", **options).eval()
+    with pytest.raises(CheckpointError, match="does not build this model"):
+        epitorch.save_pretrained(model, tmp_path)
+    epitorch.save_pretrained(model, tmp_path, backbone="timm:mobilenetv2_050", arguments=options)
+    x = torch.randn(1, 3, 32, 32)
+    same(epitorch.from_pretrained(tmp_path), model, x)
+    other = timm.create_model("mobilenetv2_050", num_classes=3, drop_rate=0.2, drop_path_rate=0.1).eval()
+    same(epitorch.from_pretrained(epitorch.save_pretrained(other, tmp_path / "other")), other, x)
+
+
+def test_epitomes_too_large_for_half_precision(tmp_path: Path) -> None:
+    model: Any = digits()
+    with torch.no_grad():
+        model.conv3.epitome[0, 0] = 7e4
+    with pytest.raises(InputError, match=r"(?s)conv3.epitome.*too large for float16.*6.55e\+04.*7e\+04"):
+        epitorch.save_pretrained(model, tmp_path / "half", dtype="float16")
+    assert not (tmp_path / "half").exists()
+    loaded: Any = epitorch.from_pretrained(epitorch.save_pretrained(model, tmp_path / "wide", dtype="bfloat16"))
+    assert loaded.conv3.epitome.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors"])
+def test_files_of_something_else_are_not_replaced(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(InputError, match=rf"(?s)would replace other files.*{name}"):
+        epitorch.save_pretrained(digits(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "{}"
+    with pytest.raises(InputError, match="a file"):
+        epitorch.save_pretrained(digits(), tmp_path / name / "below")

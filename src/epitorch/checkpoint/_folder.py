@@ -7,6 +7,7 @@ that hash, in its place or waiting beside it. So at every moment the folder is t
 
 from __future__ import annotations
 
+import json
 import os
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +16,7 @@ from epitorch._files import write_atomic
 from epitorch.checkpoint._build import first
 from epitorch.checkpoint._config import MAX_BYTES, config_from_bytes, damaged
 from epitorch.checkpoint._data import CARD, CONFIG, FILES, WEIGHTS, CheckpointConfig, Stored
-from epitorch.errors import CheckpointError, explain
+from epitorch.errors import CheckpointError, InputError, explain
 
 _TRIES = 3  # another process may be saving
 
@@ -31,6 +32,32 @@ def write(folder: Path, *, weights: bytes, config: bytes, card: str) -> None:
     write_atomic(waiting(folder, CARD), card.encode())
     write_atomic(folder / CONFIG, config)
     finish(folder)
+
+
+def check_free(folder: Path) -> None:
+    """Raise InputError if the folder is a file, or files of a checkpoint's names in it are something else's."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise InputError(explain("a model cannot be saved here", expected="a folder", got=f"a file: {there}"))
+    taken = [name for name in FILES if os.path.lexists(folder / name)]
+    if taken and not _is_ours(folder / CONFIG):
+        raise InputError(
+            explain(
+                "saving here would replace other files",
+                expected="a new folder, or one with an older checkpoint",
+                got=", ".join(taken),
+                where=str(folder),
+                fix="choose another folder, or take these files away",
+            )
+        )
+
+
+def _is_ours(config: Path) -> bool:
+    try:
+        content = json.loads(config.read_bytes()) if config.stat().st_size <= MAX_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and {"format", "model"} <= set(content)
 
 
 def finish(folder: Path) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from epitorch.checkpoint._alike import first_difference
 from epitorch.checkpoint._build import Factory, load_state, rebuild
 from epitorch.checkpoint._data import FACTORY, CheckpointConfig, EpitomeDtype, ModelInput
+from epitorch.checkpoint._folder import check_free
 from epitorch.checkpoint._guard import limits
 from epitorch.checkpoint._hub import fetched
 from epitorch.checkpoint._save import load_checkpoint, save_checkpoint
@@ -36,7 +38,8 @@ def save_pretrained(
     """Write a model as `model.safetensors`, `config.json` and `README.md`: the checkpoint that `epitorch train` writes.
 
     Where the backbone comes from is known for models of `epitorch train`, `from_pretrained`, `build_model` and timm.
-    What is written is rebuilt once to see that it fits. A model whose backbone is not known is written all the same;
+    What is written is rebuilt once: its tensors must fit, and every module must be of the same class, set up alike.
+    A model whose backbone is not known is written all the same;
     loading it then takes `factory=`.
 
     Args:
@@ -56,7 +59,8 @@ def save_pretrained(
 
     Raises:
         CheckpointError: If the model is not what backbone and arguments build, or its state is not only tensors.
-        InputError: If there is no such backbone, or the epitomes cannot be stored so.
+        InputError: If there is no such backbone, the epitomes cannot be stored so, or the folder is a file or holds
+            files of these names that are no checkpoint of ours.
 
     Example:
         >>> from epitorch.models.resolve import build_model
@@ -67,6 +71,7 @@ def save_pretrained(
         ['README.md', 'config.json', 'model.safetensors']
     """
     check_is_model(model)
+    check_free(Path(folder))
     config = describe(model, backbone, arguments, input, metrics or {})
     if example_input is not None:
         config = replace(config, cost=cost_numbers(count(model, example_input)), input_shape=_shape(example_input))
@@ -116,14 +121,21 @@ def _check_rebuilds(model: nn.Module, config: CheckpointConfig, folder: Path) ->
         built = rebuild(config, folder, limits(64 * size, len(state), None), allow_factory=True, factory=None)
         load_state(built, {name: value.detach().clone() for name, value in state.items()}, None, folder, config.model)
     except CheckpointError as error:
-        raise CheckpointError(
-            explain(
-                f"'{config.model}' with the arguments {config.arguments} does not build this model",
-                expected="a backbone that has the model's tensors",
-                got=error,
-                fix="give backbone= and arguments= as the model was made",
-            )
-        ) from error
+        raise _not_this_model(config, "a backbone that has the model's tensors", error) from error
+    difference = first_difference(model, built)
+    if difference:
+        raise _not_this_model(config, "the same modules, set up alike", difference)
+
+
+def _not_this_model(config: CheckpointConfig, expected: str, got: object) -> CheckpointError:
+    return CheckpointError(
+        explain(
+            f"'{config.model}' with the arguments {config.arguments} does not build this model",
+            expected=expected,
+            got=got,
+            fix="give backbone= and arguments= as the model was made; one that was changed by hand needs a factory",
+        )
+    )
 
 
 def from_pretrained(

@@ -142,7 +142,15 @@ def _check_storage(model: nn.Module, epitomes: str, tensors: Mapping[str, Tensor
 
 def _narrowed(name: str, value: Tensor, axis: int, epitomes: str) -> dict[str, Tensor]:
     if epitomes != "int8":
-        return {name: value.to(getattr(torch, epitomes))}
+        narrow = value.to(getattr(torch, epitomes))
+        if not torch.equal(torch.isfinite(narrow), torch.isfinite(value)):
+            largest = f"up to {value[torch.isfinite(value)].abs().max():.3g}"
+            expected = f"at most {torch.finfo(narrow.dtype).max:.3g}"
+            fix = "store them as bfloat16 or int8"
+            raise InputError(
+                explain(f"values too large for {epitomes}", expected=expected, got=largest, where=name, fix=fix)
+            )
+        return {name: narrow}
     scale = value.abs().amax(dim=[d for d in range(value.dim()) if d != axis]) / _STEPS
     steps = torch.where(scale > 0, scale, torch.ones_like(scale))
     whole = torch.round(value / _along(steps, axis, value.dim())).clamp(-_STEPS, _STEPS)
