@@ -178,4 +178,4 @@ def test_a_seed_that_torch_does_not_take_is_wrong_input(seed: str, capsys: pytes
     with pytest.raises(SystemExit) as caught:
         run(f"convert epitorch:digits_cnn --plan p.yaml --out o --seed={seed}")
     assert caught.value.code == 2
-    assert "invalid seed value" in capsys.readouterr().err
+    assert "expected a seed, a whole number from 0, got" in capsys.readouterr().err

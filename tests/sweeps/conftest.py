@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sweep_helpers import FakeCluster, write_tiny_recipes
+from sweep_helpers import FakeCluster, write_sounds, write_tiny_recipes
 
 from epitorch.sweeps import runner
 
 
 @pytest.fixture
 def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with tiny recipes."""
+    """A working folder with tiny recipes; `digits` means the images, and to a recipe for sounds the folder."""
     write_tiny_recipes(tmp_path)
+    write_sounds(tmp_path / "digits")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -40,6 +40,18 @@ def write_tiny_recipes(folder: Path) -> None:
         path.write_text(content)
 
 
+def write_sounds(folder: Path) -> None:
+    """Write a data set's table and empty clips: one of each of two classes in each of five folds."""
+    (folder / "meta").mkdir(parents=True)
+    (folder / "audio").mkdir()
+    lines = ["filename,fold,target,category,esc10,src_file,take"]
+    for fold in range(1, 6):
+        for target, name in enumerate(("dog", "rain")):
+            (folder / "audio" / f"{fold}-{target}.ogg").touch()
+            lines.append(f"{fold}-{target}.ogg,{fold},{target},{name},True,{fold}{target},A")
+    (folder / "meta" / "esc50.csv").write_text("\n".join(lines) + "\n")
+
+
 def write_sweep(path: Path, text: str) -> Path:
     """Write a sweep file."""
     path.write_text(text)

@@ -10,7 +10,7 @@ import pytest
 from sweep_helpers import FakeCluster, console, option
 
 from epitorch.cli import main
-from epitorch.errors import EpitorchError, InputError
+from epitorch.errors import DataError, EpitorchError, InputError
 from epitorch.sweeps.cluster import Cluster
 from epitorch.sweeps.reproduce import SMOKE_BATCH, SMOKE_STEPS, TableReport, reproduce, smoke_values
 from epitorch.sweeps.tables import load_table, table_folders
@@ -123,6 +123,25 @@ def test_sounds_are_cross_validated(table: Path, cluster: FakeCluster) -> None:
     assert cluster.names == ["ours-fold4-seed0"]
 
 
+def test_sounds_that_are_not_there_are_missed_before_anything_is_begun(table: Path, cluster: FakeCluster) -> None:
+    table.write_text(SOUND_TABLE)
+    Path("digits/audio/4-1.ogg").unlink()
+    with pytest.raises(DataError, match=r"1 of 10 clips are missing[\s\S]*4-1\.ogg"):
+        go(effort="short")
+    assert cluster.commands == []
+    assert not Path("out/table.json").exists()
+
+
+@pytest.mark.parametrize(("seeds", "rows"), [("0", "narrow"), ("x", "narrow"), ("1", " , ")])
+def test_numbers_and_names_that_do_not_fit_are_told_with_what_would(
+    seeds: str, rows: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["reproduce", "digits", "--data", "digits", "--seeds", seeds, "--rows", rows])
+    words = f"expected a whole number from 1, got '{seeds}'" if seeds != "1" else "names with commas between them"
+    assert words in capsys.readouterr().err
+
+
 def test_a_row_that_fails_leaves_the_others_and_is_tried_again(table: Path, cluster: FakeCluster) -> None:
     cluster.broken = "narrow"
     report = go(effort="full")
@@ -155,12 +174,15 @@ def test_from_the_command_line_on_ray(table: Path, local_ray: Cluster, capsys: p
         ("digits --rows our", "the table 'digits' has no row 'our'; did you mean 'ours'?"),
         ("digits --budget fast", "there is no such budget"),
         ("digits --folds 1", "cannot choose the fold"),
+        ("digits --data gone", "gone: no data folder"),
+        ("digits --data recipes", "recipes: no data set in this folder"),
     ],
 )
 def test_wrong_input_is_told(
     table: Path, cluster: FakeCluster, arguments: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["reproduce", *arguments.split(), "--data", "digits"]) == 2
+    assert main(["reproduce", "--data", "digits", *arguments.split()]) == 2
+    assert cluster.commands == []
     err = capsys.readouterr().err
     assert words in err
     assert "expected: " in err

@@ -81,6 +81,7 @@ def reproduce(
 
     Raises:
         InputError: If there is no such row, a recipe is missing or not valid, or a folder holds another run.
+        DataError: If the data are not there.
         MissingExtraError: If Ray is not installed.
         KeyboardInterrupt: After Ctrl-C, once the runs have written their state.
     """
@@ -225,7 +226,8 @@ def markdown(data: dict[str, Any]) -> str:
     header += ["params (M)", "paper", "diff.", "MAdds (M)", "paper", "diff.", "runs"]
     rows = [_cells(row, smoke=smoke) for row in data["rows"]]
     notes = [f"{row['label']}: {row['paper']['note']}" for row in data["rows"] if row["paper"]["note"]]
-    lines = [data["title"], f"({data['source']}; {data['metric']})", "", aligned([header, *rows]), "", WORDS[effort]]
+    source = data["source"] if smoke else f"{data['source']}; {data['metric']}"
+    lines = [data["title"], f"({source})", "", aligned([header, *rows]), "", WORDS[effort]]
     return "\n".join([*lines, *notes, *([] if data["complete"] else ["not complete"]), "", f"`{data['command']}`"])
 
 

@@ -15,8 +15,9 @@ from rich.console import Console
 
 from epitorch.errors import EpitorchError, InputError, explain
 from epitorch.sweeps.cluster import Cluster, Resources, connected
-from epitorch.sweeps.jobs import Budget, Job, command_of, finished, refuse_changed, state_of, write_recipes
+from epitorch.sweeps.jobs import Budget, Job, command_of, data_of, finished, refuse_changed, state_of, write_recipes
 from epitorch.sweeps.progress import Reporter
+from epitorch.training.data_kinds import Kind, find_data, kind_of
 
 LOCK = ".driver.lock"
 POLL = 1.0
@@ -54,10 +55,13 @@ def run_jobs(
 
     Raises:
         InputError: If a folder holds another run and `overwrite` is off, or another sweep is at work there.
+        DataError: If the data are not there; on an existing cluster the runs find out.
         KeyboardInterrupt: After Ctrl-C, once the runs have written their state.
     """
     out = jobs[0].folder.parent
     console = console or Console(stderr=True)
+    if resources.address is None:  # on a cluster the data may lie on other machines
+        _find_data([job for job in jobs if finished(job, budget) is None], budget)
     with _claimed(out):
         if not overwrite:
             refuse_changed(jobs, budget)
@@ -71,6 +75,15 @@ def run_jobs(
             reporter = Reporter(len(jobs), len(jobs) - len(waiting), cluster.capacity, console)
             with reporter.shown():
                 return _Work(cluster, budget, overwrite, reporter, after, asked).through(waiting)
+
+
+def _find_data(jobs: Sequence[Job], budget: Budget) -> None:
+    found: list[tuple[str, Kind]] = []
+    for job in jobs:
+        wanted = data_of(job, budget), kind_of(job.method.recipe)
+        if wanted not in found:
+            find_data(*wanted)
+            found.append(wanted)
 
 
 class _Work:

@@ -18,7 +18,7 @@ import torch
 from epitorch.errors import DataError, explain, require, suggest
 from epitorch.training.data_arrays import ImageArrays, channel_stats, split_holdout
 from epitorch.training.data_batches import BatchAugment, Normalize, crop_flip
-from epitorch.training.data_files import has_parquet
+from epitorch.training.data_files import find_split, has_parquet
 from epitorch.training.data_loader import ArrayLoader
 from epitorch.training.data_parquet import CIFAR10_CLASSES, load_parquet
 
@@ -30,6 +30,7 @@ __all__ = [
     "Normalize",
     "channel_stats",
     "crop_flip",
+    "find_images",
     "load_digits_arrays",
     "load_images",
     "split_holdout",
@@ -75,6 +76,20 @@ def load_images(path: str | PathLike[str], split: str, *, format: Format = "auto
     if (_detect(folder) if format == "auto" else format) == "torchvision":
         return _load_torchvision(folder, split)
     return load_parquet(folder, split)
+
+
+def find_images(path: str | PathLike[str]) -> None:
+    """Look for both splits of an image data set without reading them.
+
+    Raises:
+        DataError: If there is no data set, or a split is missing.
+    """
+    if str(path) == "digits":
+        return
+    folder = _folder(path)
+    if _detect(folder) == "parquet":
+        for split in ("train", "test"):
+            find_split(folder, split)
 
 
 def _folder(path: str | PathLike[str]) -> Path:

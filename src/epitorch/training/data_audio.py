@@ -89,6 +89,18 @@ def load_sound_training(path: str | Path, section: SoundSection, holdout: int) -
     return arrays.select(~held, f"{arrays.source}, without {part}"), arrays.select(held, f"{arrays.source}, {part}")
 
 
+def find_sounds(path: str | Path, section: SoundSection) -> None:
+    """Read the table of a data set of sounds and look for its clips, without reading them.
+
+    Raises:
+        DataError: If the data set, a clip or the fold is missing, or a line of the table cannot be read.
+    """
+    folder = Path(path).expanduser()
+    table = _table(folder, section)
+    for split in ("train", "test"):
+        _rows_of(table, split, section, folder)
+
+
 def _load(folder: Path, split: str, section: SoundSection) -> tuple[SoundArrays, _Clips]:
     if split not in ("train", "test"):
         raise DataError(explain(f"no split '{split}'", expected="train or test", got=repr(split), where=str(folder)))

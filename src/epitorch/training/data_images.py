@@ -95,7 +95,7 @@ def load_image_training(path: str | Path, section: ImagesSection, holdout: int) 
     Raises:
         DataError: If something is missing, or the splits do not go together.
     """
-    found = _find_layout(path)
+    found = find_layout(path)
     whole = found.read(found.train, View(section))
     tested = found.test is not None
     if found.test is not None:
@@ -128,7 +128,7 @@ def load_image_split(path: str | Path, split: str, section: ImagesSection, holdo
     Raises:
         DataError: If there is no such split, or its images are not what they should be.
     """
-    found = _find_layout(path)
+    found = find_layout(path)
     name = {_TRAIN: found.train, "test": found.test}.get(split, split)
     if split == "heldout" or name is None:
         data = load_image_training(path, section, holdout)
@@ -150,8 +150,8 @@ def _training_classes(found: _Found, section: ImagesSection) -> tuple[str, ...] 
     return found.read(found.train, View(section)).classes
 
 
-def _find_layout(path: str | Path) -> _Found:
-    """Tell the layouts apart by what is there.
+def find_layout(path: str | Path) -> _Found:
+    """Tell the layouts of large images apart by what is there; no image is read.
 
     Raises:
         DataError: If there is none, or more than one.

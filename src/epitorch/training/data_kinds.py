@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from epitorch.checkpoint import ModelInput
-from epitorch.training.data import ArrayLoader, BatchAugment, ImageArrays, Normalize, load_images
-from epitorch.training.data_audio import load_sounds
+from epitorch.training.data import ArrayLoader, BatchAugment, ImageArrays, Normalize, find_images, load_images
+from epitorch.training.data_audio import find_sounds, load_sounds
 from epitorch.training.data_audio_batches import NormalizeSound, SoundAugment
 from epitorch.training.data_folder import FolderImages
-from epitorch.training.data_images import load_image_split
+from epitorch.training.data_images import find_layout, load_image_split
 from epitorch.training.data_shards import ShardImages
 from epitorch.training.data_workers import FolderLoader, StreamLoader
 from epitorch.training.ranks import ALONE, Ranks
@@ -68,6 +68,20 @@ def load_split(path: str | Path, split: str, kind: Kind) -> AnyImages:
     if kind.images is not None:
         return load_image_split(path, split, kind.images, kind.holdout)
     return load_images(path, split)
+
+
+def find_data(path: str | Path, kind: Kind) -> None:
+    """Look for a data set without reading it, so that a mistake shows before anything is begun.
+
+    Raises:
+        DataError: If there is none of this kind, or a part of it is missing.
+    """
+    if kind.sound is not None:
+        find_sounds(path, kind.sound)
+    elif kind.images is not None:
+        find_layout(path)
+    else:
+        find_images(path)
 
 
 def make_loader(
