@@ -1,15 +1,10 @@
-"""Means, spreads and paired differences, by hand; and the same as the driver of the ESC-10 experiment."""
+"""Means, spreads and paired differences, by hand."""
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import json
-import sys
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from sweep_helpers import fake_result
@@ -85,35 +80,30 @@ def test_where_there_is_no_test_the_held_out_images_stand_in_and_that_is_said(re
         summarize({"dense": [without_test(some["wide"][0])]}, [], total=1, command=["c"])
 
 
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("esc10_driver_beside", ROOT / "benchmarks" / "esc10.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_esc10_gives_what_its_driver_gives(driver: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folds_are_paired_too_and_have_an_error_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: the differences are 0.1 twice on fold 1 and 0.2 twice on fold 2."""
     monkeypatch.chdir(tmp_path)
-    jobs = jobs_of(methods_of(load_sweep(ROOT / "sweeps/esc10.yaml")), Path("runs"))
-    for i, job in enumerate(jobs):
-        test = 0.5 + (i * 37 % 11) / 100
+    sweep = replace(load_sweep(ROOT / "sweeps/esc10.yaml"), folds=(1, 2))
+    tests = {
+        "baseline": {(1, 0): 0.9, (1, 1): 0.9, (2, 0): 0.9, (2, 1): 0.9},
+        "wsnet-4x": {(1, 0): 0.5, (1, 1): 0.7, (2, 0): 0.4, (2, 1): 0.6},
+        "epitome-4x": {(1, 0): 0.6, (1, 1): 0.8, (2, 0): 0.6, (2, 1): 0.8},
+    }
+    for job in jobs_of(methods_of(sweep), Path("runs")):
+        test = tests[job.method.label][job.fold or 0, job.seed]
         save_results(job.folder / "results.json", fake_result(job.method.recipe, job.seed, test, job.fold))
-    theirs = [driver.Job(j.method.label, f"esc10/{j.method.label}", j.fold, j.seed, j.folder) for j in jobs]
-    arguments = argparse.Namespace(results=Path("res"), methods=driver.METHODS, seeds=[0, 1], folds=[1, 2, 3, 4, 5])
-    driver._sum_up(theirs, arguments)
-    ours = run_sweep(load_sweep(ROOT / "sweeps/esc10.yaml"), "DIR", "runs", command=["c"]).summary
-    expected = json.loads(Path("res/summary.json").read_text())
-    assert (ours["complete"], ours["seeds"], ours["folds"]) == (True, expected["seeds"], expected["folds"])
-    for label, row in expected["methods"].items():
-        mine = json.loads(json.dumps(ours["methods"][label]))
-        assert {key: mine[key] for key in row if key != "name"} == {key: row[key] for key in row if key != "name"}
-    short = [
-        {**row, **{key: row[key].removeprefix("esc10/") for key in ("first", "second")}}
-        for row in expected["differences"]
-    ]
-    assert sorted(ours["differences"], key=str) == sorted(short, key=str)
-    assert len(short) == 3
+    summary = run_sweep(sweep, "DIR", "runs", command=["c"]).summary
+    assert (summary["complete"], summary["seeds"], summary["folds"]) == (True, [0, 1], [1, 2])
+    method = summary["methods"]["wsnet-4x"]
+    assert (method["n"], method["by_fold"], method["by_seed"]) == (
+        4,
+        pytest.approx([0.6, 0.5]),
+        pytest.approx([0.45, 0.65]),
+    )
+    assert method["mean"] == pytest.approx(0.55)
+    rows = {(row["first"], row["second"]): row for row in summary["differences"]}
+    assert len(rows) == 3
+    row = rows["epitome-4x", "wsnet-4x"]
+    assert (row["n"], row["mean"]) == (4, pytest.approx(0.15))
+    assert row["standard_error"] == pytest.approx(sqrt(4 * 0.05**2 / 3) / sqrt(4))
+    assert row["standard_error_folds"] == pytest.approx(sqrt(2 * 0.05**2) / sqrt(2))

@@ -1,0 +1,36 @@
+"""The tables of results on the pages are those of the committed files."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("results_tables", ROOT / "benchmarks" / "results_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_have_the_committed_results(script: ModuleType) -> None:
+    pages = script.pages()
+    assert ROOT / "docs/audio.md" in pages
+    for page in pages:
+        assert script.filled(page) == page.read_text(encoding="utf-8"), f"run benchmarks/results_tables.py: {page}"
+
+
+def test_a_changed_number_on_a_page_is_found(script: ModuleType, tmp_path: Path) -> None:
+    text = (ROOT / "docs/audio.md").read_text(encoding="utf-8")
+    changed = tmp_path / "audio.md"
+    changed.write_text(text.replace("| wsnet-4x | 7", "| wsnet-4x | 8"), encoding="utf-8")
+    assert changed.read_text(encoding="utf-8") != text
+    assert script.filled(changed) == text
