@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from epitorch.conversion import convert_
+from epitorch.cost import count, plan
 from epitorch.cost._allocate import allocate
 from epitorch.cost._ladder import epitome_params, epitome_shapes, executed_madds, fewest_madds, ladder, make_spec
 from epitorch.cost._survey import Candidate
+from epitorch.cost.analysis import interpolated_by
 from epitorch.cost.formulas import Geometry, parameters
+from epitorch.init import evenly_spread
 from epitorch.plans._table import rank_bounds
 
 WEIGHTS = st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(1, 3))
@@ -37,6 +44,20 @@ def test_the_fast_costs_equal_the_formulas(
     spec = make_spec(weight, epitome, starts)
     assert epitome_params(weight, epitome, starts) == parameters(spec).total
     assert fewest_madds(layer, epitome, starts) == executed_madds(layer, spec)
+    on_positions = interpolated_by(spec, evenly_spread(spec, whole=True))
+    whole = fewest_madds(layer, epitome, starts, whole_starts=True)
+    assert whole == executed_madds(layer, spec, on_positions) <= executed_madds(layer, spec)
+
+
+def test_fixed_starts_leave_a_budget_of_multiply_adds_more_room() -> None:
+    model, x = nn.Sequential(nn.Conv2d(16, 64, 3), nn.Conv2d(64, 64, 3)), torch.zeros(1, 16, 12, 12)
+    plans = {index: plan(model, x, madds=1_000_000, index=index) for index in ("fixed", "direct")}
+    assert plans["fixed"].params > plans["direct"].params
+    assert plans["fixed"].madds == plans["fixed"].madds_fresh <= 1_000_000
+    convert_(model, plans["fixed"])
+    assert count(model, x).madds == plans["fixed"].madds
+    edited = {name: replace(layer, index="direct") for name, layer in plans["fixed"].layers.items()}
+    assert replace(plans["fixed"], layers=edited).madds is None  # it was counted for whole starts
 
 
 @given(WEIGHTS, st.sampled_from(["params", "madds"]), FORMS, AXES, st.sampled_from([1, 4, 8]))

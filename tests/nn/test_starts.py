@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import reference
 from contract import LayerCase
-from epitorch.init import interpolation_gain
+from epitorch.init import evenly_spread, interpolation_gain
 from epitorch.nn import EpitomeConv2d, EpitomeLinear, learner_starts
+from epitorch.spec import EpitomeSpec
 
 INDEXES = ("learner", "direct", "fixed")
 
@@ -27,12 +31,33 @@ def conv(index: str = "learner", **options: Any) -> EpitomeConv2d:
 # ---- where they begin ----
 
 
-@pytest.mark.parametrize("index", INDEXES)
+@pytest.mark.parametrize("index", ["learner", "direct"])
 def test_a_fresh_map_is_evenly_spread(index: str) -> None:
     starts = conv(index).starts()
     torch.testing.assert_close(starts["out"].detach(), torch.tensor(reference.initial_starts(5, 3)))
     torch.testing.assert_close(starts["in"].detach(), torch.tensor(reference.initial_starts(3, 4)))
     torch.testing.assert_close(starts["spatial"].detach()[:, 0], torch.tensor(reference.initial_starts(4, 4)))
+
+
+def test_fixed_starts_are_spread_over_whole_positions() -> None:
+    starts = conv("fixed").starts()  # 5/6, 15/6, 25/6 and 3/8, 9/8, 15/8, 21/8 and 1/2, 3/2, 5/2, 7/2, rounded down
+    assert starts["out"].tolist() == [0, 2, 4]
+    assert starts["in"].tolist() == [0, 1, 1, 2]
+    assert starts["spatial"][:, 0].tolist() == [0, 1, 2, 3]
+    grouped = EpitomeConv2d(8, 48, 1, epitome_shape=(20, 8, 1, 1), index="fixed", group_length=4)
+    assert grouped.starts()["out"].tolist() == [0, 8, 16]  # 20/6, 10, 100/6, down to multiples of 4
+
+
+@given(st.integers(1, 40), st.integers(1, 400))
+def test_whole_starts_are_the_exact_quotients_rounded_down(size: int, filters: int) -> None:
+    """Exact: in floats 1.5 / 3 * 6 may be a little less than 3."""
+    spec = EpitomeSpec.create((filters, 1), (size, 1), block_out=1)
+    got = evenly_spread(spec, whole=True)
+    if "out" in got:
+        assert got["out"].tolist() == [int(Fraction((2 * r + 1) * size, 2 * filters)) for r in range(filters)]
+        assert len(set(got["out"].tolist())) > 1
+    else:
+        assert size == 1 or size >= filters
 
 
 def test_a_fresh_learner_returns_the_map_whatever_the_input() -> None:
@@ -241,7 +266,7 @@ def test_a_fresh_output_has_the_dense_variance(case: LayerCase, index: str) -> N
 
 
 def test_reset_draws_epitome_and_bias_anew_within_their_bounds() -> None:
-    layer = conv("fixed")
+    layer = conv("direct")
     before, starts = layer.epitome.detach().clone(), {axis: v.clone() for axis, v in layer.starts().items()}
     layer.reset_parameters()
     assert not torch.allclose(layer.epitome, before)

@@ -45,7 +45,9 @@ class Rung:
 Ladder = tuple[Rung, ...]
 
 
-def ladder(layer: Candidate, kind: BudgetKind, form: Form, axes: Axes, align: int) -> Ladder:
+def ladder(
+    layer: Candidate, kind: BudgetKind, form: Form, axes: Axes, align: int, *, whole_starts: bool = False
+) -> Ladder:
     """Rungs of strictly rising cost; the last one is the dense layer.
 
     A rung that costs as much as a larger one is dropped, so a ladder of one rung has nothing to offer.
@@ -56,7 +58,10 @@ def ladder(layer: Candidate, kind: BudgetKind, form: Form, axes: Axes, align: in
     elements = prod(layer.shape)
     for shape in reversed(shapes):
         starts = _starts(layer.shape, shape, kind, form)
-        cost = epitome_params(layer.shape, shape, starts) if kind == "params" else fewest_madds(layer, shape, starts)
+        if kind == "params":
+            cost = epitome_params(layer.shape, shape, starts)
+        else:
+            cost = fewest_madds(layer, shape, starts, whole_starts=whole_starts)
         if cost < rungs[-1].cost:
             rungs.append(Rung(cost, prod(shape) / elements, shape, starts))
     return tuple(reversed(rungs))
@@ -73,13 +78,13 @@ def epitome_params(weight: tuple[int, ...], epitome: tuple[int, ...], starts: St
     return prod(epitome) + has_out * per_out + has_in * per_in
 
 
-def fewest_madds(layer: Candidate, epitome: tuple[int, ...], starts: Starts) -> int:
+def fewest_madds(layer: Candidate, epitome: tuple[int, ...], starts: Starts, *, whole_starts: bool = False) -> int:
     """`executed_madds` of `make_spec(...)`, likewise fast: the cheapest of folding, product map, wrapping and both."""
     if layer.own_forward or starts == "grid":
         return layer.madds
     (out, in_), (filters, inputs), at = layer.shape[:2], epitome[:2], layer.geometry
-    lerps = 2 * out * (filters > 1) * at.out_repeats * at.out_positions
-    sums = in_ * (1 + (inputs > 1)) * at.in_repeats * at.in_positions
+    lerps = 2 * out * (filters > 1 and not whole_starts) * at.out_repeats * at.out_positions
+    sums = in_ * (1 + (inputs > 1 and not whole_starts)) * at.in_repeats * at.in_positions
     rows = [(out, 0), (filters * at.in_repeats, lerps)][: 1 + (filters < out and filters * at.in_repeats < out)]
     columns = [(in_, 0), (inputs * at.out_repeats, sums)][: 1 + (inputs < in_ and inputs * at.out_repeats < in_)]
     taps = prod(layer.shape[2:]) * at.kernel_positions

@@ -55,7 +55,8 @@ def plan(
         example_input: A tensor, or a tuple of the model's arguments. The model runs on it once, in eval mode.
         params: Largest number of parameters: epitomes, routing maps and all that stays; shared ones once, no learners.
         madds: Largest number of multiply-adds per sample that the deployed model executes (`deploy` with
-            strategy="reuse"), interpolation included, with every start between two positions.
+            strategy="reuse"), interpolation included, with every start between two positions, or with index="fixed" on
+            one.
         ratio: Parameters of the model over those of the compressed one: `params` in other words.
         policy: "uniform" keeps the same share of every weight (the paper). "front_heavy" keeps a smaller share of the
             first layers and a larger one of the last (the paper's "-A"). "sensitivity" spends the budget where a
@@ -105,7 +106,7 @@ def plan(
         check_selectors("axes", list(axes), surveyed.facts)
     amount = _amount(surveyed, params, madds, ratio)
     _check_not_converted(surveyed)
-    ladders = ladders_of(surveyed, kind, form, axes, align)
+    ladders = ladders_of(surveyed, kind, form, axes, align, whole_starts=index == "fixed")
     if policy == "sensitivity" and sensitivity is None:
         sensitivity = measure_sensitivity(
             model,
@@ -203,12 +204,13 @@ def _plan(
             left[layer.name] = "budget" if len(ladders[layer.name]) > 1 else "too_small"
             continue
         planned = layer_plan(layer, spec, index)
+        fresh = interpolated_by(spec, evenly_spread(spec, whole=planned.index == "fixed"))
         layers[layer.name] = planned
         facts[layer.name] = replace(
             facts[layer.name],
             madds_dense=layer.madds,
-            madds=executed_madds(layer, spec),
-            madds_fresh=executed_madds(layer, spec, interpolated_by(spec, evenly_spread(spec))),
+            madds=executed_madds(layer, spec, fresh if planned.index == "fixed" else None),
+            madds_fresh=executed_madds(layer, spec, fresh),
             form=planned.form(),
         )
     order: list[str] = [*facts, *(name for name in left if name not in facts)]
@@ -310,6 +312,8 @@ def ladders_of(
     form: Form = "auto",
     axes: Axes | Mapping[str, Axes] = "auto",
     align: int = 1,
+    *,
+    whole_starts: bool = False,
 ) -> dict[str, Ladder]:
     """Every candidate's ladder, in units of the budget; layers of the same shape share one."""
     made: dict[tuple[Candidate, Axes], Ladder] = {}
@@ -317,6 +321,6 @@ def ladders_of(
     for layer in surveyed.candidates:
         key = replace(layer, name=""), _axes_of(layer.name, axes)
         if key not in made:
-            made[key] = ladder(key[0], kind, form, key[1], align)
+            made[key] = ladder(key[0], kind, form, key[1], align, whole_starts=whole_starts)
         found[layer.name] = made[key]
     return found

@@ -88,7 +88,7 @@ class EpitomeLayer(nn.Module, ABC):
     def _build_starts(self, in_features: int) -> None:
         dtype = torch.promote_types(self.epitome.dtype, torch.float32)
         learned = self.index == "learner" and bool(self.spec.start_shapes)
-        starts = evenly_spread(self.spec, within_reach=learned, device=self.epitome.device)
+        starts = self._first_starts(within_reach=learned)
         self.routing_map = RoutingMap(
             self.spec,
             starts,
@@ -105,19 +105,25 @@ class EpitomeLayer(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Spread the starts evenly, then draw the epitome so that the output has the dense layer's variance.
 
-        The bias is drawn as in torch. Works on memory that was never filled (`to_empty`).
+        Fixed starts are spread over whole positions. The bias is drawn as in torch.
+        Works on memory that was never filled (`to_empty`).
         """
         self._reset_epitome()
         self._reset_bias()
 
     def _reset_epitome(self) -> None:
-        starts = evenly_spread(self.spec, within_reach=self.learner is not None, device=self.epitome.device)
+        starts = self._first_starts(within_reach=self.learner is not None)
         self.routing_map.reset(starts)
         if self.learner is not None:
             self.learner.squeeze.reset_parameters()
             self.learner.norm.reset_parameters()
             self.learner.reset(starts)
         self.init_epitome(std=self._bound() / sqrt(3))
+
+    def _first_starts(self, *, within_reach: bool) -> dict[Axis, Tensor]:
+        """Evenly spread; whole where they stay, as WSNet's: between two positions all filters were means of two."""
+        device = self.epitome.device
+        return evenly_spread(self.spec, within_reach=within_reach, whole=self.index == "fixed", device=device)
 
     def _reset_bias(self) -> None:
         if self.bias is not None:

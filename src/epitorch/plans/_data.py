@@ -117,6 +117,7 @@ class LayerPlan:
         """Everything that decides the cost, in a few words: `32x64x3x3 grid`."""
         blocks = [f"{n}={getattr(self, n)}" for n in ("block_out", "block_in", "group_length") if getattr(self, n)]
         flags = [n for n in ("flatten_kernel", "spatial_shift") if getattr(self, n)]
+        flags += ["fixed"] if self.index == "fixed" else []  # on whole positions, which are not interpolated
         spatial = [] if self.spatial_starts == "in" else [f"spatial={self.spatial_starts}"]
         return " ".join(["x".join(map(str, self.epitome_shape)), self.channel_starts, *spatial, *blocks, *flags])
 
@@ -131,7 +132,8 @@ class WeightFacts:
         params_dense: Parameters that go when the layer is converted; None is the weight's size. More where weight norm
             or another parametrisation is folded.
         madds_dense: Multiply-adds per sample of the dense layer; None where unknown.
-        madds: Executed by the planned layer, with every start between two positions, as training leaves them.
+        madds: Executed by the planned layer, with every start between two positions, as training leaves them; fixed
+            ones on whole positions.
         madds_fresh: The same right after conversion; whole starts cost less.
         form: `LayerPlan.form()` of the planned layer that `madds` and `madds_fresh` belong to.
     """
@@ -200,7 +202,7 @@ class Plan:
 
     @property
     def madds(self) -> int | None:
-        """Executed multiply-adds per sample of the converted model once its starts lie between positions.
+        """Executed multiply-adds per sample of the converted model once its learned starts lie between positions.
 
         None if the plan lacks facts, or a layer was edited after planning.
         """
