@@ -33,6 +33,13 @@ def wait_for(path: Path, seconds: float = 240) -> None:
         time.sleep(0.1)
 
 
+def test_runs_are_not_stopped_for_memory_that_others_take(local_ray: Cluster) -> None:
+    import ray
+
+    asked = ray.remote(lambda: os.environ.get("RAY_memory_monitor_refresh_ms"))
+    assert ray.get(asked.remote()) == "0"
+
+
 def test_a_sweep_from_the_command_line(recipes: Path, local_ray: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     (recipes / "recipes/tiny/broken.yaml").write_text(BROKEN)
     write_sweep(recipes / "s.yaml", "recipes: [tiny/broken, tiny/dense]\nset: {training.peak_lr: 0.2}\nseeds: [1]\n")

@@ -172,6 +172,8 @@ _VARIABLES = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",
     "RAY_kill_child_processes_on_worker_exit": "0",  # our runs end by themselves, after they have written their state
+    # Ray would stop runs when the machine's memory is nearly full, whoever fills it, and a run never asked Ray for any
+    "RAY_memory_monitor_refresh_ms": "0",
 }
 
 
