@@ -338,7 +338,7 @@ class Amplifier(nn.Module):
 def amplifier(gain: float, cast: bool = False) -> nn.Module:
     torch.manual_seed(0)
     model = Amplifier(gain, cast)
-    epitorch.convert_(model, Plan({"conv": LayerPlan((23, 8, 3, 3), index="fixed")}))
+    epitorch.convert_(model, Plan({"conv": LayerPlan((23, 8, 3, 3), index="direct")}))
     return model.eval()
 
 

@@ -40,6 +40,14 @@ def test_runs_are_not_stopped_for_memory_that_others_take(local_ray: Cluster) ->
     assert ray.get(asked.remote()) == "0"
 
 
+@linux
+def test_runs_are_not_the_first_that_the_system_kills(local_ray: Cluster) -> None:
+    import ray
+
+    score = ray.remote(lambda: Path("/proc/self/oom_score_adj").read_text())
+    assert ray.get(score.remote()) == Path("/proc/self/oom_score_adj").read_text()
+
+
 def test_a_sweep_from_the_command_line(recipes: Path, local_ray: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     (recipes / "recipes/tiny/broken.yaml").write_text(BROKEN)
     write_sweep(recipes / "s.yaml", "recipes: [tiny/broken, tiny/dense]\nset: {training.peak_lr: 0.2}\nseeds: [1]\n")

@@ -166,11 +166,13 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# No statistics are sent, and runs are no less urgent than the sweep itself (Ray would make them so by 15).
+# No statistics are sent, and runs are no less urgent than the sweep itself (Ray would make them so by 15) and not the
+# first that the system kills when memory runs out.
 _VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",
+    "RAY_worker_oom_score_adjustment": "0",
     "RAY_kill_child_processes_on_worker_exit": "0",  # our runs end by themselves, after they have written their state
     # Ray would stop runs when the machine's memory is nearly full, whoever fills it, and a run never asked Ray for any
     "RAY_memory_monitor_refresh_ms": "0",
