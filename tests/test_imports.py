@@ -40,6 +40,7 @@ ORDER = [
     "errors",
     "_extras",
     "_files",
+    "_inputs",
     "_rules",
     "_yaml",
     "timing",
@@ -63,6 +64,7 @@ ORDER = [
 ORDER += [
     "results",
     "checkpoint",
+    "_api",
     "training",
     "sweeps",
     "report",
