@@ -212,7 +212,7 @@ def _add_sweep(commands: Any) -> None:
         name="sweep",
         help="many runs: recipes, values, seeds, folds; and their summary",
     )
-    parser.add_argument("sweep", type=Path, metavar="SWEEP", help="YAML file")
+    parser.add_argument("sweep", type=folder, metavar="SWEEP", help="YAML file, or a name under sweeps/")
     _add_data(parser)
     parser.add_argument("--out", type=folder, metavar="DIR", help="default: runs/NAME")
     parser.add_argument(
