@@ -32,7 +32,12 @@ _NEEDED = (
     "epitorch/sweep_files/digits.yaml",
     "epitorch/deploy/native/entry.cpp",
 )
-_PLACES = {"src/": "", "recipes/": "epitorch/recipes/", "tables/": "epitorch/tables/", "sweeps/": "epitorch/sweep_files/"}
+_PLACES = {
+    "src/": "",
+    "recipes/": "epitorch/recipes/",
+    "tables/": "epitorch/tables/",
+    "sweeps/": "epitorch/sweep_files/",
+}
 
 
 def names_of(path: Path) -> list[str]:
