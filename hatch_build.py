@@ -92,4 +92,6 @@ def _compiler() -> list[str] | None:
 
 
 def _platform_tag() -> str:
-    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    """This machine's; the compiler makes code for one processor, also where Python itself is for two."""
+    tag = sysconfig.get_platform().replace("universal2", platform.machine())
+    return tag.replace("-", "_").replace(".", "_")

@@ -255,7 +255,9 @@ def test_examples_in_the_help_parse_and_name_what_exists(capsys: pytest.CaptureF
 
                 load_recipe(arguments.recipe)
             if command == "sweep":
-                assert (ROOT / arguments.sweep).is_file()
+                from epitorch.sweeps.file import load_sweep
+
+                load_sweep(arguments.sweep)
             if command == "count":
                 assert main(example) == 0
                 capsys.readouterr()

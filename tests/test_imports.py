@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import epitorch
 
 SOURCE = Path(epitorch.__file__).parent
@@ -40,6 +42,7 @@ ORDER = [
     "errors",
     "_extras",
     "_files",
+    "_inputs",
     "_rules",
     "_yaml",
     "timing",
@@ -63,6 +66,7 @@ ORDER = [
 ORDER += [
     "results",
     "checkpoint",
+    "_api",
     "training",
     "sweeps",
     "report",
@@ -88,6 +92,32 @@ def test_the_check_above_can_fail() -> None:
     code = f"import sys, rich; print(sorted(set({HEAVY!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['rich']"
+
+
+def test_help_needs_nothing() -> None:
+    code = (
+        "import contextlib, io, sys\n"
+        "from epitorch.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): main(['train', '--help'])\n"
+        "print(sorted({'torch', 'numpy'} & set(sys.modules)))\n"
+        "import epitorch; epitorch.convert_\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "True"]
+
+
+@pytest.mark.parametrize("first", ["epitorch.deploy.fused", "epitorch.export", "epitorch.nn", "epitorch.cli"])
+def test_the_public_names_are_there_whatever_is_imported_first(first: str) -> None:
+    code = (
+        f"import {first}, epitorch, types\n"
+        "kinds = {name: type(getattr(epitorch, name)) for name in epitorch.__all__}\n"
+        "assert set(kinds) <= set(dir(epitorch))\n"
+        "assert not hasattr(epitorch, 'nothing')\n"
+        "print(sorted(name for name, kind in kinds.items() if kind is types.ModuleType), kinds['deploy'].__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] function"
 
 
 def part(path: Path) -> str:

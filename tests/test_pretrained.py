@@ -178,6 +178,16 @@ def rewrite(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps({**content, "sha256": content_hash(content)}))
 
 
+@pytest.mark.parametrize("name", ["", "  "])
+def test_no_name_is_not_the_working_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    epitorch.save_pretrained(build_model("epitorch:digits_cnn"), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for load in (epitorch.from_pretrained, load_checkpoint):
+        with pytest.raises(CheckpointError, match="has no name"):
+            load(name)
+    assert epitorch.from_pretrained(".") is not None
+
+
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="arguments without a backbone"):
         epitorch.save_pretrained(digits(), tmp_path, arguments={"widths": [4]})

@@ -77,6 +77,7 @@ def test_deploy_without_files_prints_only(
         ("--report report.txt", "ends in .json"),
         ("--data digits", "--data has no effect"),
         ("--threads 0", "threads"),
+        ("--input 1,3,8,8", "does not take an input of shape (1, 3, 8, 8)"),
     ],
 )
 def test_deploy_refuses_before_it_measures(

@@ -4,18 +4,40 @@ Every convolution or linear weight is generated from a much smaller learned tens
 fractional, circular start indices. The architecture never changes and the model size is set exactly.
 """
 
-from epitorch.checkpoint import from_pretrained, push_to_hub, save_pretrained
-from epitorch.conversion import ConversionReport, convert_, to_dense_
-from epitorch.cost import Cost, Sensitivity, count, plan, sensitivity
-from epitorch.deploy import Deployment
-from epitorch.export import ExportReport, export
-from epitorch.models.efficientnet import efficientnet_plan
-from epitorch.models.mobilenetv2 import mobilenetv2_plan
-from epitorch.nn import EpitomeLayer, learner_starts
-from epitorch.optim import param_groups
-from epitorch.plans import LayerPlan, Plan
-from epitorch.tuning import deploy
-from epitorch.warmstart import activation_moments, reestimate_batch_norm_
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from epitorch._api import (
+        ConversionReport,
+        Cost,
+        Deployment,
+        EpitomeLayer,
+        ExportReport,
+        LayerPlan,
+        Plan,
+        Sensitivity,
+        activation_moments,
+        convert_,
+        count,
+        deploy,
+        efficientnet_plan,
+        export,
+        from_pretrained,
+        learner_starts,
+        mobilenetv2_plan,
+        param_groups,
+        plan,
+        push_to_hub,
+        reestimate_batch_norm_,
+        save_pretrained,
+        sensitivity,
+        to_dense_,
+    )
 
 __version__ = "0.1.0"
 
@@ -45,3 +67,28 @@ __all__ = [
     "sensitivity",
     "to_dense_",
 ]
+
+
+class _Package(ModuleType):
+    """This module: `deploy` and `export` are functions here, also after the packages of these names are loaded."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    """Load everything when the first name is asked for: `epitorch --help` then runs without torch."""
+    if not name.startswith("_"):
+        api = importlib.import_module("epitorch._api")
+        globals().update({public: getattr(api, public) for public in __all__})
+        if name in globals():
+            return globals()[name]
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

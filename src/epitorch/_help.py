@@ -183,8 +183,9 @@ SWEEP = """
     n, parameters and multiply-adds; for each pair with a reference the mean difference and its standard error, paired
     by seed (and fold).
 
-    A sweep file has `recipes` (names, paths, patterns such as esc10/*) or `recipe`; `set` and `grid` (values that
-    replace a recipe's, by dotted key: training.epochs), `seeds`, `folds`, `reference`. docs/sweeps.md tells the rest.
+    SWEEP is a YAML file, or a name under sweeps/ such as digits. It has `recipes` (names, paths, patterns such as
+    esc10/*) or `recipe`; `set` and `grid` (values that replace a recipe's, by dotted key: training.epochs), `seeds`,
+    `folds`, `reference`. docs/sweeps.md tells the rest.
 
     Kill it whenever you like: the same command keeps what is finished and goes on with the rest. A run that fails does
     not stop the others; the exit code is then 1.
@@ -194,9 +195,9 @@ SWEEP = """
     multiply-adds and against parameters as SVG and PNG.
 
     examples:
-      epitorch sweep sweeps/digits.yaml --data digits --jobs 2
-      epitorch sweep sweeps/esc10.yaml --data DIR --out runs/esc10 --results results/esc10
-      epitorch sweep sweeps/digits.yaml --data digits --seeds 0 --max-steps 5 --out /tmp/trial
+      epitorch sweep digits --data digits --jobs 2
+      epitorch sweep esc10 --data DIR --out runs/esc10 --results results/esc10
+      epitorch sweep digits --data digits --seeds 0 --max-steps 5 --out /tmp/trial
 """
 REPRODUCE = """
     Run the rows of a table and print what they reach beside the paper's numbers: accuracy (mean, standard deviation,

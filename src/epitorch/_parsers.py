@@ -70,7 +70,7 @@ def _add_train(commands: Any) -> None:
 
 def _add_eval(commands: Any) -> None:
     parser = _described(commands.add_parser, _help.EVAL, name="eval", help="measure a checkpoint on the test images")
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="its folder, or the run's")
+    parser.add_argument("checkpoint", type=folder, metavar="CHECKPOINT", help="its folder, or the run's")
     _add_data(parser)
     parser.add_argument("--split", default="test", metavar="NAME", help="default: test")
     _add_device(parser)
@@ -212,7 +212,7 @@ def _add_sweep(commands: Any) -> None:
         name="sweep",
         help="many runs: recipes, values, seeds, folds; and their summary",
     )
-    parser.add_argument("sweep", type=Path, metavar="SWEEP", help="YAML file")
+    parser.add_argument("sweep", type=folder, metavar="SWEEP", help="YAML file, or a name under sweeps/")
     _add_data(parser)
     parser.add_argument("--out", type=folder, metavar="DIR", help="default: runs/NAME")
     parser.add_argument(
@@ -277,7 +277,7 @@ def _add_report(commands: Any) -> None:
 
 def _add_push(commands: Any) -> None:
     parser = _described(commands.add_parser, _help.PUSH, name="push", help="publish a checkpoint on the Hub")
-    parser.add_argument("checkpoint", type=Path, metavar="RUN", help="folder of a run or of a checkpoint")
+    parser.add_argument("checkpoint", type=folder, metavar="RUN", help="folder of a run or of a checkpoint")
     parser.add_argument("repo_id", metavar="REPO_ID", help="OWNER/NAME on the Hub")
     parser.add_argument("--dtype", help="of the stored epitomes: float32 | float16 | bfloat16 | int8; default: float32")
     parser.add_argument("--learner", action="store_true", help="with the index learner, to go on training")

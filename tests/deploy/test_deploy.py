@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -240,9 +241,21 @@ def test_report_is_a_table() -> None:
     net: Any = deploy(model, torch.zeros(1, 4))
     lines = str(net.deployment).splitlines()
     assert lines[0].split()[:2] == ["layer", "kind"]
+    assert lines[0].endswith("declined")  # nothing was measured
+    assert lines[2].endswith("pairs of blocks")
     assert "product_map" in lines[1]
     assert "folded" in lines[2]
     assert lines[3].startswith("1 reused, 1 folded; difference to the trained model")
+
+
+def test_the_table_has_no_empty_column() -> None:
+    net: Any = deploy(nn.Sequential(EpitomeLinear(4, 16, epitome_shape=(4, 4))), torch.zeros(1, 4))
+    assert str(net.deployment).splitlines()[0].endswith("reason")
+    (layer,) = net.deployment.layers
+    timed = replace(net.deployment, layers=(replace(layer, seconds=(("folded", 2e-3),)),))
+    head, row, *_ = str(timed).splitlines()
+    assert head.endswith("measured")
+    assert row.endswith("folded 2.000 ms")
 
 
 # ---- what goes wrong ----

@@ -164,6 +164,11 @@ def test_a_page_without_a_place_is_refused(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="no place"):
         report([runs], tmp_path / "file" / "r.html")
+    with pytest.raises(InputError, match=r"no folder .*none"):
+        report([runs], tmp_path / "none" / "r.html")
+    with pytest.raises(InputError, match=r"ends in \.html"):
+        report([runs], tmp_path / "r.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
     with pytest.raises(InputError, match="no folder"):
         report([runs], tmp_path / "r.html", figures=tmp_path / "file")
 

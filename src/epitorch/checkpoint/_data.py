@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
+from epitorch._inputs import ModelInput
 from epitorch.plans import Plan
 
 FORMAT_MAJOR, FORMAT_MINOR = 1, 2
@@ -15,23 +16,6 @@ FILES = (WEIGHTS, CONFIG, CARD)
 EpitomeDtype = Literal["float32", "float16", "bfloat16", "int8"]
 EPITOME_DTYPES: tuple[str, ...] = get_args(EpitomeDtype)
 FACTORY = "factory:"  # begins the name of a model that only the reader's own factory builds
-
-
-@dataclass(frozen=True)
-class ModelInput:
-    """What the model was trained on: preprocessing and labels.
-
-    Args:
-        shape: `(C, H, W)` of an image, `(1, samples)` of a sound.
-        mean: Mean of each channel, taken off; images are on the scale 0 to 1, sounds on -1 to 1.
-        std: Standard deviation of each channel, divided by.
-        classes: Name of each class; empty where they are not known.
-    """
-
-    shape: tuple[int, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    classes: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,17 @@ def finish(folder: Path) -> None:
             left.unlink(missing_ok=True)
 
 
+def named(source: str | Path) -> Path:
+    """The path that was given; `Path("")` would be the working folder.
+
+    Raises:
+        CheckpointError: If there is no name.
+    """
+    if isinstance(source, str) and not source.strip():
+        raise CheckpointError(explain("the checkpoint has no name", expected="a folder", got=repr(source)))
+    return Path(source)
+
+
 def inner(path: Path) -> Path:
     """The folder itself, or `checkpoint/` in the folder of a run."""
     below = path / "checkpoint"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from epitorch.checkpoint._alike import first_difference
 from epitorch.checkpoint._build import Factory, load_state, rebuild
 from epitorch.checkpoint._data import FACTORY, CheckpointConfig, EpitomeDtype, ModelInput
-from epitorch.checkpoint._folder import check_free
+from epitorch.checkpoint._folder import check_free, named
 from epitorch.checkpoint._guard import limits
 from epitorch.checkpoint._hub import fetched
 from epitorch.checkpoint._save import load_checkpoint, save_checkpoint
@@ -166,7 +166,7 @@ def from_pretrained(
             timm, torchvision, epitorch or `factory` builds.
         HubError: If the Hub cannot be reached, or has no such model.
     """
-    folder = Path(source)
+    folder = named(source)
     if not folder.is_dir():
         folder = fetched(str(source), revision, local_files_only, token)
     return load_checkpoint(folder, factory=factory, max_bytes=max_bytes).model

@@ -81,7 +81,7 @@ def load_checkpoint(
         CheckpointError: If a file is missing or damaged, the format is newer, the network is out of proportion to its
             file, or the tensors are not those of the model; the model is named, and the first that do not fit.
     """
-    folder = _folder.inner(Path(folder))
+    folder = _folder.inner(_folder.named(folder))
     config, stored, data = _folder.read(folder)
     path = folder / WEIGHTS
     tensors = unpack(data, path)

@@ -8,12 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from epitorch.checkpoint._data import CheckpointConfig, ModelInput
+from epitorch._inputs import CHECKPOINT, ModelInput, noted_input
+from epitorch.checkpoint._data import CheckpointConfig
 from epitorch.models.resolve import origin_of
 from epitorch.nn import EpitomeLayer
 from epitorch.plans import LayerPlan, Plan
-
-_KNOWN = "_epitorch_checkpoint"
 
 
 @dataclass(frozen=True)
@@ -26,12 +25,12 @@ class Source:
 
 def remember(model: nn.Module, config: CheckpointConfig) -> None:
     """Note on a model the configuration that it was loaded by."""
-    model.__dict__[_KNOWN] = config
+    model.__dict__[CHECKPOINT] = config
 
 
 def known_config(model: nn.Module) -> CheckpointConfig | None:
     """The configuration that the model was loaded by; None for one that was not."""
-    return model.__dict__.get(_KNOWN)
+    return model.__dict__.get(CHECKPOINT)
 
 
 def find_source(model: nn.Module) -> Source:
@@ -51,9 +50,8 @@ def find_source(model: nn.Module) -> Source:
 
 def find_input(model: nn.Module) -> ModelInput | None:
     """Preprocessing: of the checkpoint that it was loaded from, or what timm notes."""
-    config = known_config(model)
-    if config is not None:
-        return config.input
+    if known_config(model) is not None:
+        return noted_input(model)
     noted = _timm(model)
     if not all(noted.get(key) for key in ("input_size", "mean", "std")):
         return None

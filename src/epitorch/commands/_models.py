@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,8 +32,19 @@ def count_named(name: str, input_shape: tuple[int, ...] | None = None, *, allow_
     """
     model, usual = named_model(name, allow_factory)
     shape = input_shape or usual
-    try:
+    with taking(name, shape):
         return count(model, torch.zeros(shape))
+
+
+@contextmanager
+def taking(name: str, shape: tuple[int, ...]) -> Iterator[None]:
+    """What torch says of an input that does not fit, in the family's words.
+
+    Raises:
+        InputError: If the model does not take an input of this shape.
+    """
+    try:
+        yield
     except EpitorchError:
         raise
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
@@ -40,7 +52,7 @@ def count_named(name: str, input_shape: tuple[int, ...] | None = None, *, allow_
             explain(
                 f"'{name}' does not take an input of shape {shape}",
                 expected="an input that the model runs on",
-                got=str(error).splitlines()[0],
+                got=(str(error).splitlines() or [type(error).__name__])[0],
                 fix="give its shape with --input, such as --input 1,1,8,8",
             )
         ) from error

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from epitorch._files import write_atomic
 from epitorch.bench import BenchReport, bench
 from epitorch.checkpoint import CheckpointConfig, load_checkpoint
-from epitorch.commands._models import named_model
+from epitorch.commands._models import named_model, taking
 from epitorch.conversion import convert_
 from epitorch.deploy.report import Deployment
 from epitorch.errors import InputError, explain
@@ -105,8 +105,8 @@ def deploy_named(
         allow_factory: As for `load_checkpoint`.
 
     Raises:
-        InputError: As for `epitorch.deploy` and `epitorch.export`, if there is no such checkpoint, or a file has no
-            place. Nothing is measured then.
+        InputError: As for `epitorch.deploy` and `epitorch.export`, if there is no such checkpoint, it does not take
+            this input, or a file has no place. Nothing is measured then.
         ParityError: If the deployed network or its file computes something else.
     """
     to, suffix = _FORMATS.get(runtime, ("", ""))
@@ -120,13 +120,15 @@ def deploy_named(
     shape = input_shape or ((1, 3, 224, 224) if known is None else (1, *known.shape))
     images = None if data is None else images_to_check(data, checkpoint.config, name, shape[0])
     example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    with taking(name, shape), torch.no_grad():
+        checkpoint.model(example)  # before anything is measured
     words: Any = runtime, objective, to  # checked there
     net: Any = deploy(
         checkpoint.model, example, "auto", runtime=words[0], objective=words[1], measure=measure, threads=threads
     )
     if report is not None:
         write_atomic(report, (json.dumps(net.deployment.to_dict(), indent=1) + "\n").encode())
-    exported = None if out is None else export(net, example, words[2], out, check_inputs=images)
+    exported = None if out is None else export(net, example, words[2], out, check_inputs=images, input=known)
     return net.deployment, exported
 
 

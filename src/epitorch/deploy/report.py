@@ -68,15 +68,21 @@ class Deployment:
         return {"format": FORMAT, **data, "networks": dict(self.networks)}
 
     def __str__(self) -> str:
-        timed = any(layer.seconds for layer in self.layers)
-        head = ("layer", "kind", "runs as", "MAdds", "MAdds (dense)", "reason", "declined", *["measured"][:timed])
-        rows = [(*_shown(layer), *[_times(layer.seconds)][:timed]) for layer in self.layers]
+        rows = [_HEAD, *(_shown(layer) for layer in self.layers)]
+        kept = [i for i, title in enumerate(_HEAD) if title not in _OPTIONAL or any(row[i] for row in rows[1:])]
         counts = f"{len(self.layers) - len(self.folded)} reused, {len(self.folded)} folded"
-        lines = [*aligned([head, *rows], left=(0, 1, 2, 5, 6, 7)[: 5 + timed])]
+        lines = aligned(
+            [tuple(row[i] for i in kept) for row in rows],
+            left=tuple(place for place, i in enumerate(kept) if "MAdds" not in _HEAD[i]),
+        )
         if self.network is not None:
             lines.append(f"network taken: {self.network}; measured: {_times(self.networks)}")
         lines.append(f"{counts}; difference to the trained model {self.difference:.1e}")
         return "\n".join(lines)
+
+
+_HEAD = ("layer", "kind", "runs as", "MAdds", "MAdds (dense)", "reason", "declined", "measured")
+_OPTIONAL = ("declined", "measured")  # left out where no layer has any
 
 
 def _times(seconds: Iterable[tuple[str, float]]) -> str:
@@ -92,6 +98,7 @@ def _shown(layer: LayerDeployment) -> tuple[str, ...]:
         *sizes,
         layer.reason,
         _listed(layer.declined),
+        _times(layer.seconds),
     )
 
 

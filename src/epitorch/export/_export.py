@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
+from epitorch._inputs import ModelInput, noted_input
 from epitorch.errors import EpitorchError, ExportError, InputError, check_is_model, explain, require, suggest
 from epitorch.export._executorch import require_executorch, run_executorch, write_executorch
 from epitorch.export._job import Job, first_lines, silent
@@ -112,6 +113,7 @@ def export(
     opset: int | None = None,
     compress_to_fp16: bool = False,
     compiled: bool = False,
+    input: ModelInput | None = None,
 ) -> ExportReport:
     """Write a model for another runtime and check the file there against torch.
 
@@ -136,6 +138,8 @@ def export(
         compress_to_fp16: OpenVINO: store weights in 16 bits, which changes the numbers.
         compiled: pt2: compile an AOTInductor package for this machine (`torch._inductor.aoti_load_package` loads it)
             instead of a portable program (`torch.export.load`).
+        input: Preprocessing and labels, which ONNX and OpenVINO files state (docs/howto/runtimes.md); default those of
+            the checkpoint that the model was loaded from.
 
     Returns:
         Path, size, and the difference to torch.
@@ -163,7 +167,8 @@ def export(
     given = given_inputs(arguments, check_inputs)
     net = deployed(net_or_model, arguments, strategy)
     batches, expected = _checks(net, arguments, given, dynamic)
-    job = Job(net, arguments, strategy, dynamic, opset, compress_to_fp16)
+    known = _checked_input(input, arguments) or noted_input(net_or_model)
+    job = Job(net, arguments, strategy, dynamic, opset, compress_to_fp16, known)
     with _staging(path) as folder:
         staged = folder / path.name
         _written(job, target, staged)
@@ -320,6 +325,13 @@ def _check_options(
     if to == "executorch" and dynamic != "none":
         got = f"dynamic={dynamic}"
         raise InputError(explain("ExecuTorch plans memory for one shape", expected="dynamic=none", got=got))
+
+
+def _checked_input(given: ModelInput | None, arguments: tuple[Tensor, ...]) -> ModelInput | None:
+    if given is not None and tuple(given.shape[:1]) != tuple(arguments[0].shape[1:2]):
+        expected, got = f"channels of an example of shape {tuple(arguments[0].shape)}", f"shape {given.shape}"
+        raise InputError(explain("input is not what this model gets", expected=expected, got=got))
+    return given
 
 
 def _require(to: str, target: Target, compiled: bool) -> None:

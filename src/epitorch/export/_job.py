@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from epitorch._inputs import ModelInput, input_metadata
 from epitorch.cost._trace import quiet
 from epitorch.errors import ExportError, explain
 from epitorch.export._prepare import Arguments, Dynamic, ExportStrategy, dynamic_shapes, traced_arguments
@@ -34,6 +35,7 @@ class Job:
         dynamic: Axes that vary.
         opset: Of ONNX; None is the usual one.
         compress_to_fp16: OpenVINO stores float32 weights in 16 bits.
+        input: Preprocessing and labels, where they are known.
     """
 
     net: nn.Module
@@ -42,6 +44,7 @@ class Job:
     dynamic: Dynamic
     opset: int | None
     compress_to_fp16: bool
+    input: ModelInput | None = None
 
     def program(self) -> torch.export.ExportedProgram:
         """Trace the model.
@@ -74,6 +77,7 @@ class Job:
             "epitorch_strategy": self.strategy,
             "epitorch_layers": ", ".join(f"{name} {count}" for name, count in sorted(runs.items())),
             "torch_version": torch.__version__,
+            **input_metadata(self.input, self.arguments[0].shape[1:]),
         }
 
 

@@ -174,7 +174,7 @@ def report(
 
     Args:
         runs: Folders of runs (finished or not) or of checkpoints, folders that hold such, results files.
-        out: The page; replaced if it is there, whole or not at all.
+        out: The page, `.html`, in a folder that exists; replaced if it is there, whole or not at all.
         figures: Folder for every figure as SVG and PNG.
         tables: Folder for every table as Markdown, CSV and LaTeX.
         bench: What `epitorch bench --out` wrote.
@@ -208,9 +208,10 @@ def report(
 
 def _check_out(out: Path, figures: str | Path | None, tables: str | Path | None) -> None:
     """Before anything is read."""
-    if out.is_dir() or (out.parent.exists() and not out.parent.is_dir()):
-        got = "a folder" if out.is_dir() else f"a file where its folder would be: {out.parent}"
-        raise InputError(explain("the page has no place", expected="a file", got=got, where=str(out)))
+    if out.suffix not in (".html", ".htm") or out.is_dir() or not out.parent.is_dir():
+        got = "a folder" if out.is_dir() else f"no folder {out.parent}" if not out.parent.is_dir() else out.name
+        expected = "a file that ends in .html, in a folder that exists"
+        raise InputError(explain("the page has no place", expected=expected, got=got, where=str(out)))
     for folder in (figures, tables):
         if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
             raise InputError(

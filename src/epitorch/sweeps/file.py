@@ -9,7 +9,7 @@ from typing import Any
 
 from epitorch._rules import Place, Rule, check_keys, mapping, optional, read_value, text
 from epitorch._yaml import read_yaml_file
-from epitorch.errors import RecipeError, explain
+from epitorch.errors import RecipeError, explain, suggest
 from epitorch.training.recipe import MAX_SEED, NAME_RULE
 
 
@@ -112,15 +112,50 @@ _ENTRY_RULES = {key: _RULES[key] for key in ("recipe", "name", "set", "grid", "s
 _ELSEWHERE = {"training.seed": "seeds", "sound.fold": "folds"}
 
 
-def load_sweep(path: str | Path) -> SweepFile:
+def sweep_folders() -> list[Path]:
+    """Return the folders in which sweeps are looked up; first that of the user, then those of the package."""
+    package = Path(__file__).resolve().parents[1]
+    # An installed package carries its sweeps inside; a source tree has them beside src/.
+    folders = (Path("sweeps"), package / "sweep_files", package.parents[1] / "sweeps")
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def sweep_names() -> list[str]:
+    """Return the names that `load_sweep` finds without a path."""
+    return sorted({file.stem for folder in sweep_folders() for file in folder.glob("*.yaml")})
+
+
+def load_sweep(path_or_name: str | Path) -> SweepFile:
     """Read a sweep file.
+
+    Args:
+        path_or_name: A path, or a name such as `digits`, looked up in `sweeps/` of the working directory, then among
+            the sweeps that come with epitorch.
 
     Raises:
         RecipeError: If there is no such file, or it is not a valid sweep.
     """
-    path = Path(path)
+    path = _find(path_or_name)
     document = read_yaml_file(path, "sweep")
     return parse_sweep(document.data, Place(str(path), document.lines), name=path.stem)
+
+
+def _find(path_or_name: str | Path) -> Path:
+    path = Path(path_or_name)
+    if path.is_file():
+        return path
+    name = path if path.suffix in (".yaml", ".yml") else path.with_name(f"{path.name}.yaml")
+    for folder in sweep_folders():
+        if not path.is_absolute() and (folder / name).is_file():
+            return folder / name
+    known = sweep_names()
+    raise RecipeError(
+        explain(
+            f"there is no sweep '{path_or_name}'{suggest(str(path_or_name), known)}",
+            expected=f"a path to a YAML file, or one of {', '.join(known) or 'sweeps/ (empty here)'}",
+            got="no such file",
+        )
+    )
 
 
 def parse_sweep(data: Any, place: Place, *, name: str) -> SweepFile:
