@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-
 from typing import Any
 
 from benchmarks.peers import report
+from benchmarks.peers.common import installed
 from benchmarks.peers.driver import Settings, make
 from benchmarks.peers.jobs import Job, jobs_of
 from benchmarks.peers.latency import time_all
 from benchmarks.peers.methods import METHODS
 from benchmarks.peers.parts import PARTS, Part, part_named, smoke
-from benchmarks.peers.runs import installed, run
+from benchmarks.peers.runs import run
+
 from epitorch.errors import EpitorchError, MissingExtraError, explain
 
 HERE = Path(__file__).parent
@@ -41,7 +42,7 @@ def _run(arguments: argparse.Namespace) -> int:
         settings = Settings(arguments.results, arguments.jobs, arguments.threads, arguments.retry, arguments.full)
         broken += make(jobs, settings)
         if not arguments.no_latency:
-            print(f"timed: {time_all(_jobs(name, arguments), arguments.results, rounds=arguments.rounds)}")
+            print(f"timed: {_timed(name, arguments)}")
     for job in broken:
         print(f"not made: {job}", file=sys.stderr)
     return 1 if broken else 0
@@ -49,8 +50,15 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _latency(arguments: argparse.Namespace) -> int:
     for name in arguments.part:
-        print(time_all(_jobs(name, arguments), arguments.results, rounds=arguments.rounds))
+        print(_timed(name, arguments))
     return 0
+
+
+def _timed(name: str, arguments: argparse.Namespace) -> Path:
+    """All that is finished, whatever was asked for: one file has them side by side."""
+    out = arguments.out.absolute()
+    jobs = jobs_of(_part(name, arguments), _path(arguments.data), out, smoke=arguments.smoke)
+    return time_all(jobs, arguments.results, rounds=arguments.rounds)
 
 
 def _one(arguments: argparse.Namespace) -> int:
@@ -94,7 +102,9 @@ def _check_packages(jobs: list[Job]) -> None:
     if missing:
         told = ", ".join(f"{name} (for {method})" for name, method in missing.items())
         fix = "pip install -r benchmarks/peers/requirements.txt, or name other --methods"
-        raise MissingExtraError(explain("packages are missing", expected="all that the methods need", got=told, fix=fix))
+        raise MissingExtraError(
+            explain("packages are missing", expected="all that the methods need", got=told, fix=fix)
+        )
 
 
 # ---- arguments ----
@@ -109,8 +119,8 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--retry", action="store_true", help="make failed runs again")
     runs.add_argument("--no-latency", action="store_true", help="do not time the networks")
     latency = _command(commands, "latency", _latency, "time the finished networks again")
-    for command in (runs, latency):
-        _selection(command)
+    _selection(runs)
+    _place(latency)
     one = _command(commands, "one", _one, "make one run, in this process")
     one.add_argument("--part", choices=PARTS, required=True)
     one.add_argument("--method", choices=METHODS, required=True)
@@ -134,11 +144,15 @@ def _command(commands: Any, name: str, go: Any, told: str) -> argparse.ArgumentP
 
 
 def _selection(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--part", nargs="+", choices=PARTS, required=True)
-    command.add_argument("--results", type=Path, default=RESULTS, help="folder of the results that are committed")
+    _place(command)
     command.add_argument("--methods", nargs="+", default=(), help="default: all of the part")
     command.add_argument("--budgets", nargs="+", default=(), help="default: those of the part")
     command.add_argument("--seeds", nargs="+", type=int, default=(), help="default: those of the part")
+
+
+def _place(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--part", nargs="+", choices=PARTS, required=True)
+    command.add_argument("--results", type=Path, default=RESULTS, help="folder of the results that are committed")
     command.add_argument("--rounds", type=int, default=30, help="how often each network is timed")
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.jobs import RESULT, Job
 from filelock import FileLock, Timeout
 
-from benchmarks.peers.jobs import RESULT, Job
 from epitorch._files import write_atomic
 from epitorch.errors import InputError, explain
 

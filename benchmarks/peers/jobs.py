@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.peers.budgets import parse_budget
 from benchmarks.peers.methods import METHODS
 from benchmarks.peers.parts import Part
+
 from epitorch.errors import InputError, explain, suggest
 
 RESULT = "result.json"
@@ -56,9 +57,7 @@ class Job:
     def needed(self) -> list[Job]:
         """Runs that must be finished before."""
         method = METHODS[self.method]
-        if not self.part.trains:
-            return [] if method.begins in ("fresh", "half", "dense") else [self.other(method.begins)]
-        if method.begins == "fresh":
+        if method.begins == "fresh" or (method.begins == "half" and not self.part.trains):
             return []
         return [self.other("start" if method.begins == "half" else method.begins), *self._dense()]
 

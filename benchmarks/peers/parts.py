@@ -28,6 +28,7 @@ class Part:
         init: How convolutions are drawn that are not the dense network's own.
         calibration: Training inputs that calibrate.
         measured: Without training, images that are measured.
+        image: Shape of an image.
     """
 
     name: str
@@ -46,6 +47,13 @@ class Part:
     init: str | None = None
     calibration: int = 256
     measured: int = 0
+    image: tuple[int, ...] = (3, 32, 32)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input."""
+        sound = self.recipe.get("sound")
+        return self.image if sound is None else (1, round(sound["clip_seconds"] * sound["sample_rate"]))
 
     @property
     def trains(self) -> bool:
@@ -104,6 +112,7 @@ _LITE0 = Part(
     },
     calibration=200,
     measured=400,
+    image=(3, 224, 224),
 )
 _SOUND = Part(
     name="c",
@@ -209,6 +218,8 @@ def smoke(part: Part) -> Part:
     if recipe:
         recipe["data"]["holdout"] = 40 if "sound" in recipe else 64
         recipe["training"]["batch_size"] = 16
+    if "sound" in recipe:
+        recipe["sound"] |= {"sample_rate": 8000, "clip_seconds": 0.5, "crop_seconds": 0.4}
     return replace(
         part,
         recipe=recipe,

@@ -63,7 +63,7 @@ def tiny_sounds(folder: Path, *, rate: int = 8000, seconds: float = 0.5) -> Path
     with (folder / "meta" / "esc50.csv").open("w", newline="", encoding="utf-8") as stream:
         table = csv.writer(stream)
         table.writerow(columns)
-        for number, (fold, target, clip) in enumerate(np.ndindex(5, _CLASSES, 3)):
+        for number, (fold, target, _) in enumerate(np.ndindex(5, _CLASSES, 3)):
             name = f"{fold + 1}-{number}-A-{target}.wav"
             tone = 0.4 * np.sin(2 * np.pi * (150 + 37 * target) * time) + random.normal(0, 0.02, len(time))
             sound.write(folder / "audio" / name, tone.astype(np.float32), rate)

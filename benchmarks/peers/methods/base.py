@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from benchmarks.peers.budgets import Budget
+from benchmarks.peers.networks import Layers, base_network
 from torch import Tensor, nn
 
 import epitorch
-from benchmarks.peers.budgets import Budget
-from benchmarks.peers.networks import Layers, base_network
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Method:
             Of "half" where the recipe cannot say it.
         finish: Takes a finished network and a folder, writes the small file there, and gives the network that it holds
             and the file.
-        convert: Takes the dense network and gives the smaller one without training: part b.
+        convert: Takes the dense network and gives the smaller one without training, where the recipe says it else.
         needs: Distributions whose versions belong to the result.
         code: Functions that a user has to write; where empty the method is the lines of its recipe.
         timed_as: The method whose network runs alike, where this one changes the file alone.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.budgets import Levels, spread
+from benchmarks.peers.methods.base import Changes, Task
 from torch import nn
 
 import epitorch
-from benchmarks.peers.budgets import Levels, spread
-from benchmarks.peers.methods.base import Changes, Task
 from epitorch.checkpoint import load_checkpoint, save_pretrained
 from epitorch.models.audio import FOURFOLD
 from epitorch.plans import LayerPlan

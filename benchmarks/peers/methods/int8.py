@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.peers.methods.base import Task
+from benchmarks.peers.networks import peer
 from torch import Tensor, nn
 
 import epitorch
-from benchmarks.peers.methods.base import Task
-from benchmarks.peers.networks import peer
 from epitorch.export import open_onnx
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
-from torch import Tensor, nn
-
 from benchmarks.peers.budgets import Levels, spread
 from benchmarks.peers.methods.base import Task
 from benchmarks.peers.networks import peer
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
 
 MOST_BITS = 8
 _SAMPLED = 50_000  # weights of a layer that the centres are fitted to

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
-
 from benchmarks.peers.budgets import Levels, spread
 from benchmarks.peers.methods.base import Task
 from benchmarks.peers.networks import Layers, factorized, pair, peer
+from torch import nn
 
 
 def tucker(model: nn.Module, task: Task) -> tuple[nn.Module, Layers]:
@@ -23,12 +22,9 @@ def cp(model: nn.Module, task: Task) -> tuple[nn.Module, Layers]:
     return _compressed(model, task, _cp_layer)
 
 
-def tucker_alone(model: nn.Module, task: Task) -> nn.Module:
-    """The same without a description: nothing is trained afterwards."""
-    return tucker(model, task)[0]
-
-
-def _compressed(model: nn.Module, task: Task, describe: Callable[[Any, int], dict[str, Any]]) -> tuple[nn.Module, Layers]:
+def _compressed(
+    model: nn.Module, task: Task, describe: Callable[[Any, int], dict[str, Any]]
+) -> tuple[nn.Module, Layers]:
     layers = _targets(model, task.skip)
     tops = {name: _highest(layer, describe(layer, 1)) for name, layer in layers.items()}
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from benchmarks.peers.methods.base import Task
 from benchmarks.peers.networks import Layers, describe_channels, peer
+from torch import nn
 
 STEPS = 200
 _DEEPEST = 0.98  # share of the channels that the last step would leave out
@@ -22,11 +21,6 @@ def prune_hidden(model: nn.Module, task: Task) -> tuple[nn.Module, Layers]:
     """Prune the channels between the two convolutions of a residual block; what the shortcuts add stays whole."""
     kept: list[nn.Module] = [m for name, m in model.named_modules() if name == "conv1" or name.endswith(".conv2")]
     return _described(iterate(model, task, [*kept, last_layer(model)]), task)
-
-
-def prune_alone(model: nn.Module, task: Task) -> nn.Module:
-    """The same without a description: nothing is trained afterwards."""
-    return iterate(model, task, [last_layer(model)])
 
 
 def iterate(model: nn.Module, task: Task, ignored: list[nn.Module]) -> nn.Module:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
-
-import epitorch
 from benchmarks.peers.budgets import Levels, spread
 from benchmarks.peers.methods.base import Changes, Task
 from benchmarks.peers.networks import NAME, Layers, base_network, built
+from torch import nn
+
+import epitorch
 
 
 def narrow(task: Task) -> Changes:
