@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.peers.budgets import Budget, parse_budget, spread
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.peers.budgets import Budget, parse_budget, spread
 from epitorch.errors import InputError
 
 

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
+from benchmarks.peers.networks import NAME, base_network, built, describe_channels, pair
 from torch import nn
 
-from benchmarks.peers.networks import NAME, base_network, built, describe_channels, pair
 from epitorch.models.resolve import build_model
 
 ARGUMENTS = {"num_classes": 10, "stem_stride": 2}
