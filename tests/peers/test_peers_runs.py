@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,9 @@ def test_a_finished_run_is_not_trained_again(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("trained again")
 
-    job = jobs(out, tiny, "dense")[0]
+    job = jobs(out, tiny, "epitome-warm-distil")[0]
     monkeypatch.setattr(trained, "train", refuse)
-    assert runs.run(job)["accuracy"] == made["dense"]["accuracy"]
+    assert runs.run(job)["accuracy"] == made["start"]["accuracy"]
     (job.folder / "train" / "run.json").write_text("{}")
     assert runs.run(job)["status"] == "failed"
 
@@ -80,8 +81,7 @@ def test_a_broken_method_is_a_result(
         raise ZeroDivisionError("no layers")
 
     job = jobs(out, tiny, "kmeans")[-1]
-    changed = {**METHODS, "kmeans": METHODS["kmeans"].__class__(**{**vars(METHODS["kmeans"]), "finish": broken})}
-    monkeypatch.setattr(trained, "METHODS", changed)
+    monkeypatch.setattr(trained, "METHODS", {**METHODS, "kmeans": replace(METHODS["kmeans"], finish=broken)})
     result = runs.run(job)
     assert (result["status"], result["error"]) == ("failed", "ZeroDivisionError: no layers")
     assert "broken" in result["traceback"]
