@@ -131,8 +131,8 @@ _SOUND = Part(
         },
         "training": {"batch_size": 32, "peak_lr": 0.01, "nesterov": True, "weight_decay": 5e-4},
     },
-    epochs=20,
-    start_epochs=10,
+    epochs=30,
+    start_epochs=20,
     tuning={"peak_lr": 0.005, "warmup": 0.1},
     skip=("conv1",),
     budgets=("params-0.5", "params-0.25", "params-0.125", *_BYTES),
@@ -194,9 +194,9 @@ PARTS = {part.name: part for part in (_RESNET, _LITE0, _SOUND, _MOBILE)}
 # Part e: everything on a GPU, with schedules that train to the end.
 _ALL_BUDGETS = ("params-0.5", "params-0.25", "params-0.125", "madds-0.5", "madds-0.25", *_BYTES)
 _FULL: dict[str, dict[str, Any]] = {
-    "a": {"epochs": 60, "start_epochs": 30, "arguments": {"num_classes": 10}},
-    "c": {"epochs": 60, "start_epochs": 30},
-    "d": {"epochs": 60, "start_epochs": 30, "arguments": {"num_classes": 10, "cifar": True}},
+    "a": {"epochs": 60, "start_epochs": 40, "arguments": {"num_classes": 10}},
+    "c": {"epochs": 60, "start_epochs": 40},
+    "d": {"epochs": 60, "start_epochs": 40, "arguments": {"num_classes": 10, "cifar": True}},
 }
 
 

@@ -14,6 +14,9 @@ from benchmarks.peers.summary import COSTS, Result, Row, front, load, rows_of
 from epitorch._files import write_atomic
 
 _HEAD = Path(__file__).with_name("page.md")
+_NO_FULL = """## Part e: the full schedules
+
+`--full` on a GPU: parts a, c and d for 60 epochs, all their budgets, three seeds. No runs are recorded yet."""
 _COLUMNS = (
     "method",
     "%",
@@ -37,9 +40,12 @@ def write(results: Path, page: Path) -> Path:
         page: The Markdown file; plots lie beside it.
     """
     sections = [_HEAD.read_text(encoding="utf-8").rstrip()]
-    parts = [*PARTS.values(), *(part_named(name, full=True) for name, part in PARTS.items() if part.trains)]
-    for part in parts:
+    full = [part_named(name, full=True) for name, part in PARTS.items() if part.trains]
+    made = [part for part in full if (results / part.name).is_dir()]
+    for part in [*PARTS.values(), *made]:
         sections.append("\n".join(_section(part, results / part.name, page)))
+    if not made:
+        sections.append(_NO_FULL)
     write_atomic(page, ("\n\n".join(sections) + "\n").encode())
     return page
 
@@ -54,7 +60,7 @@ def _section(part: Part, folder: Path, page: Path) -> list[str]:
     plot = pareto(rows, part.title, measure, page.with_name(f"peers-{part.name}.svg"))
     lines += ["", f"![{measure} against cost: {part.title}]({plot.name})"]
     for budget in _budgets(rows):
-        lines += ["", f"### {_budget_title(budget)}", "", *_table([row for row in rows if row.budget == budget])]
+        lines += ["", f"### {_budget_title(budget)}", "", *_table(_within(rows, budget))]
     lines += ["", "### On the Pareto front", "", *_fronts(rows)]
     lines += ["", "### What failed, what is not in it", "", *_failures(part, found, timings)]
     return [*lines, "", *_provenance(found, timings)]
@@ -80,14 +86,24 @@ def _budgets(rows: Sequence[Row]) -> list[str]:
     return sorted({row.budget for row in rows}, key=lambda name: (name != "own", name.split("-")[0], -_share(name)))
 
 
+def _within(rows: Sequence[Row], budget: str) -> list[Row]:
+    """Rows made for a budget; for one on bytes, where methods have steps of their own, all whose file fits."""
+    dense = next((row.file_bytes for row in rows if row.method == "dense"), None)
+    if dense is None or not budget.startswith("bytes"):
+        return [row for row in rows if row.budget == budget]
+    return [row for row in rows if row.file_bytes <= _share(budget) * dense]
+
+
 def _share(budget: str) -> float:
     return float(budget.partition("-")[2] or 1)
 
 
 def _budget_title(budget: str) -> str:
     kind, _, share = budget.partition("-")
-    told = {"params": "of the parameters", "madds": "of the multiply-adds", "bytes": "of the bytes"}
-    return "Of one size" if budget == "own" else f"At most {share} {told[kind]}"
+    if budget == "own":
+        return "Of one size"
+    told = {"params": "parameters", "madds": "multiply-adds", "bytes": "bytes (all files that fit)"}
+    return f"At most {share} of dense: {told[kind]}"
 
 
 def _table(rows: Sequence[Row]) -> list[str]:

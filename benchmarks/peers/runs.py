@@ -18,6 +18,7 @@ from benchmarks.peers.trained import finished, trained
 from benchmarks.peers.untrained import compared
 
 from epitorch._files import write_atomic
+from epitorch.training.devices import choose_device
 from epitorch.training.setup import environment
 
 
@@ -56,7 +57,7 @@ def _about(job: Job) -> dict[str, Any]:
         "identity": identity,
         **{key: identity[key] for key in ("part", "method", "budget", "seed")},
         "versions": {name: installed(name) for name in METHODS[job.method].needs},
-        "environment": environment(torch.device("cpu")),
+        "environment": environment(choose_device("auto")),
         "threads": torch.get_num_threads(),
         "command": shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

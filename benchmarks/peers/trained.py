@@ -32,7 +32,7 @@ SMOKE_STEPS = 2
 
 def trained(job: Job) -> dict[str, Any]:
     method, task = METHODS[job.method], task_of(job)
-    start = None if method.begins == "fresh" else _result_of(job.other("start"))
+    start = None if method.begins == "fresh" else _start(job.other("start"))
     if method.prepare is not None:
         changes = _prepared(job, task)
     else:
@@ -109,7 +109,11 @@ def _stored(job: Job) -> tuple[nn.Module, Path]:
     return done.model, folder / "model.safetensors"
 
 
-def _result_of(job: Job) -> RunResult:
+def _start(job: Job) -> RunResult:
+    """What training the dense network for the first part of the epochs measured."""
+    before = job.result()
+    if before is not None and before["status"] == "failed":
+        raise MethodError(f"{job.name} failed")
     return load_results(job.folder / "train" / "results.json")[0]
 
 

@@ -101,12 +101,19 @@ def test_the_page_is_written_from_the_results(tmp_path: Path) -> None:
     assert "in onnxruntime: RuntimeError: bad" in text
     assert "width multiplier, hidden channels: left out" in text
     assert "some CPU" in text
-    assert text.count("No runs are recorded yet.") == 6
+    assert text.count("No runs are recorded yet.") == 4
     plot = tmp_path / "docs" / "peers-a.svg"
     first = plot.read_bytes()
     assert b"<svg" in first
     report.write(tmp_path / "results", page)
     assert plot.read_bytes() == first
+
+
+def test_a_table_of_bytes_has_all_files_that_fit() -> None:
+    sizes = {("epitome", "params-0.5"): 1100, ("kmeans", "bytes-0.25"): 1000, ("width", "params-0.5"): 1101}
+    found = [result(*key, 0, 0.5, file_bytes=size) for key, size in sizes.items()] + RESULTS[:1]
+    assert {r.method for r in report._within(rows_of(found, None), "bytes-0.25")} == {"epitome", "kmeans"}
+    assert {r.method for r in report._within(rows_of(found, None), "params-0.5")} == {"epitome", "width"}
 
 
 def row(score: float, params: int) -> Row:
