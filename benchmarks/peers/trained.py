@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ SMOKE_STEPS = 2
 
 
 def trained(job: Job) -> dict[str, Any]:
+    """Train a network, or the one that a method made, and write it as a reader needs it."""
     method, task = METHODS[job.method], task_of(job)
     start = None if method.begins == "fresh" else _start(job.other("start"))
     if method.prepare is not None:
@@ -56,17 +58,25 @@ def trained(job: Job) -> dict[str, Any]:
 
 def _prepared(job: Job, task: Task) -> Changes:
     """Make the smaller network once: a run that goes on begins from the same weights."""
-    method, told, weights = METHODS[job.method], job.folder / "layers.json", job.folder / "start.safetensors"
-    if not (told.exists() and weights.exists()):
-        assert method.prepare is not None
+    told, weights, start = job.folder / "layers.json", job.folder / "start.safetensors", _weights_of_start(job)
+    made = json.loads(told.read_text(encoding="utf-8")) if told.exists() else {}
+    if made.get("start") != start:
+        prepare = METHODS[job.method].prepare
+        assert prepare is not None
         assert task.start is not None
-        make, dense = method.prepare, load_checkpoint(task.start).model
-        model, layers = attempt(lambda: make(dense, task))
+        dense = load_checkpoint(task.start).model
+        model, layers = attempt(lambda: prepare(dense, task))
         save_file({name: value.detach().contiguous() for name, value in model.state_dict().items()}, weights)
-        write_atomic(told, json.dumps(layers).encode())
-    layers = json.loads(told.read_text(encoding="utf-8"))
-    arguments = {"base": task.base, "arguments": dict(task.arguments), "layers": layers, "start": str(weights)}
+        made = {"start": start, "layers": layers}
+        write_atomic(told, json.dumps(made).encode())
+    arguments = {"base": task.base, "arguments": dict(task.arguments), "layers": made["layers"], "start": str(weights)}
     return {"model": {"name": NAME, "arguments": arguments}}
+
+
+def _weights_of_start(job: Job) -> str:
+    """Hash of the weights that a run of "half" begins from: with others it is another run."""
+    file = job.other("start").folder / "train" / "checkpoint" / "model.safetensors"
+    return sha256(file.read_bytes()).hexdigest()
 
 
 def _recipe(job: Job, changes: Changes) -> Recipe:
@@ -77,7 +87,9 @@ def _recipe(job: Job, changes: Changes) -> Recipe:
     if method.begins == "half":
         training |= part.tuning
     training |= {**changes.get("training", {}), "epochs": part.start_epochs if job.method == "start" else epochs}
-    dense = {"model": {"name": part.base, "arguments": dict(part.arguments)}}
+    dense: dict[str, Any] = {"model": {"name": part.base, "arguments": dict(part.arguments)}}
+    if method.begins == "half":
+        dense["description"] = f"begins from {_weights_of_start(job)[:16]}"
     sections = {**dense, **part.recipe, **changes, "training": training}
     return parse_recipe({"name": f"peers-{part.name}/{job.name}", **sections}, source=job.name)
 
@@ -125,6 +137,7 @@ def _accuracy(result: RunResult) -> dict[str, Any]:
 
 
 def finished(job: Job) -> dict[str, Any]:
+    """Compress the network that another run ended with."""
     method, task, source = METHODS[job.method], task_of(job), job.other(METHODS[job.method].begins)
     before = source.result()
     assert before is not None

@@ -74,6 +74,17 @@ def test_a_finished_run_is_not_trained_again(
     assert runs.run(job)["status"] == "failed"
 
 
+def test_other_first_weights_make_another_run(made: dict[str, dict[str, Any]], out: Path, tiny: Path) -> None:
+    job = jobs(out, tiny, "epitome-warm-distil")[-1]
+    before = trained._recipe(job, {}).sha256
+    weights = job.other("start").folder / "train" / "checkpoint" / "model.safetensors"
+    kept = weights.read_bytes()
+    assert trained._recipe(job, {}).sha256 == before
+    weights.write_bytes(kept + b" ")
+    assert trained._recipe(job, {}).sha256 != before
+    weights.write_bytes(kept)
+
+
 def test_a_broken_method_is_a_result(
     made: dict[str, dict[str, Any]], out: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
