@@ -256,7 +256,7 @@ def test_lines_of_code_leave_out_what_is_said_about_it() -> None:
 
 def test_lines_of_a_recipe_count_where_there_is_no_code() -> None:
     changes = {"epitome": {"index": "direct", "budget": {"params": 1}}}
-    assert user_lines(METHODS["epitome"], changes) == 4
+    assert user_lines(METHODS["epitome"], changes) == 3  # epitome:, index: direct, budget: {params: 1}
     assert user_lines(METHODS["dense"], {}) == 0
     assert user_lines(METHODS["kmeans"], {}) > 20
 

@@ -109,7 +109,7 @@ def user_lines(method: Method, changes: Changes) -> int:
     """
     if method.code:
         return sum(code_lines(function) for function in method.code)
-    return len(yaml.safe_dump(changes, sort_keys=False, width=120).splitlines()) if changes else 0
+    return len(yaml.safe_dump(changes, default_flow_style=None, width=120).splitlines()) if changes else 0
 
 
 def code_lines(function: Callable[..., Any]) -> int:
