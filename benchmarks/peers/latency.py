@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import epitorch
 from epitorch._files import write_atomic
+from epitorch.errors import InputError, explain
 from epitorch.export import export, open_onnx, open_openvino
 from epitorch.nn import EpitomeLayer
 from epitorch.timing import Times, alternate, busy_clock, torch_threads
@@ -39,8 +40,13 @@ def time_all(jobs: Sequence[Job], results: Path, *, rounds: int = 30) -> Path:
         jobs: Of one part.
         results: Folder of the results.
         rounds: How often each network is timed.
+
+    Raises:
+        InputError: If no network is finished.
     """
     chosen = _timed(jobs)
+    if not chosen:
+        raise InputError(explain("no network is finished", expected="at least one", got=f"{len(jobs)} runs to make"))
     example = torch.zeros(1, *chosen[0].part.shape)
     rows: list[dict[str, Any]] = []
     failures: list[dict[str, str]] = []
