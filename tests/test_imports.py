@@ -26,6 +26,7 @@ HEAVY = (
     "onnxscript",
     "onnxruntime",
     "openvino",
+    "nncf",
     "soundfile",
     "soxr",
     "webdataset",

@@ -1,4 +1,4 @@
-"""ONNX files in int8: ONNX Runtime's static quantisation, with QuantizeLinear and DequantizeLinear around each operator."""
+"""ONNX files in int8: ONNX Runtime's static quantisation, QuantizeLinear and DequantizeLinear around each operator."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from epitorch.errors import require
 from epitorch.export._graph import tidy
 from epitorch.export._job import Job
-from epitorch.export._made import WEIGHTED, put_back, split
+from epitorch.export._made import WEIGHTED, check_quantized, put_back, split
 from epitorch.export._onnx import onnx_bytes
 
-_MOVING = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Pad", "Slice", "Split", "Concat", "Gather")
-_OTHERS = ("Relu", "Clip", "Add", "Mul", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize")
-_TYPES = (*WEIGHTED, *_MOVING, *_OTHERS)
+_ALWAYS = (*WEIGHTED, "Relu", "Clip", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "MaxPool")
+# not where channels are mixed: each piece of a rotation would get scales of its own
+_UNMIXED = ("Add", "Mul", "Concat", "Split", "Slice", "Gather", "Pad", "AveragePool", "GlobalAveragePool", "Resize")
 
 
 class Reader:
@@ -32,13 +32,19 @@ class Reader:
         return next(self._items, None)
 
 
-def write_int8_onnx(job: Job, path: Path, items: list[tuple[Any, ...]]) -> None:
+def write_int8_onnx(job: Job, path: Path, items: list[tuple[Any, ...]]) -> tuple[str, ...]:
     """Write the model with int8 weights and activations.
 
     Args:
         job: What is exported.
         path: The file.
         items: Inputs to calibrate on.
+
+    Returns:
+        Names of weights that were left in float.
+
+    Raises:
+        ExportError: If all were.
     """
     onnx = require("onnx", "onnx")
     proto = onnx.load_from_string(onnx_bytes(job, scale_made_weights=True))
@@ -46,18 +52,20 @@ def write_int8_onnx(job: Job, path: Path, items: list[tuple[Any, ...]]) -> None:
     parts = split(proto)
     for number, node in enumerate(parts.body.graph.node):
         node.name = f"n{number}"
-    _quantize(parts.body, path, items)
+    _quantize(parts.body, path, items, _ALWAYS if job.strategy == "reuse" else (*_ALWAYS, *_UNMIXED))
     quantized = onnx.load(path)
+    left = _float_weights(quantized.graph)
     put_back(quantized, parts)
     path.write_bytes(_tidied(quantized, described))
+    return left
 
 
-def _quantize(body: Any, path: Path, items: list[tuple[Any, ...]]) -> None:
+def _quantize(body: Any, path: Path, items: list[tuple[Any, ...]], types: tuple[str, ...]) -> None:
     quantization = require("onnxruntime.quantization", "onnx")
     prepared = path.with_suffix(".prepared.onnx")
     try:
         # no optimisation: batch norms are merged, and weights must keep their names
-        quantization.quant_pre_process(body, prepared, skip_optimization=True)
+        quantization.quant_pre_process(body, prepared, skip_optimization=True, skip_symbolic_shape=True)
         quantization.quantize_static(
             prepared,
             path,
@@ -66,7 +74,7 @@ def _quantize(body: Any, path: Path, items: list[tuple[Any, ...]]) -> None:
             per_channel=True,
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
-            op_types_to_quantize=list(_TYPES),
+            op_types_to_quantize=list(types),
             nodes_to_exclude=_left_in_float(body.graph),
             calibration_providers=["CPUExecutionProvider"],
         )
@@ -82,6 +90,14 @@ def _left_in_float(graph: Any) -> list[str]:
         if all(name in constant for name in node.input if name):
             constant.update(node.output)
     return [node.name for node in graph.node if node.op_type in ("Add", "Mul") and set(node.input) & constant]
+
+
+def _float_weights(graph: Any) -> tuple[str, ...]:
+    made_by = {name: node.op_type for node in graph.node for name in node.output}
+    readers = [node for node in graph.node if node.op_type in WEIGHTED]
+    left = [node.input[1] for node in readers if made_by.get(node.input[1]) != "DequantizeLinear"]
+    check_quantized(len(readers), left, sorted({node.op_type for node in graph.node}))
+    return tuple(dict.fromkeys(left))
 
 
 def _tidied(model: Any, described: list[Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Weights that an exported graph makes from int8 epitomes: taken out for a quantiser, which wants stored ones, put back.
+"""Weights that an exported graph makes from int8 epitomes: taken out for a quantiser, then put back.
 
 A static quantiser has int8 kernels for weights that are stored, with a scale for each channel. A weight that the graph
 makes from an epitome is to it an activation: one scale, and the epitome stays in 32 bits. So the part of the graph
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from epitorch.errors import require
+from epitorch.errors import ExportError, explain, require
 
 WEIGHTED = {"Conv": 0, "ConvTranspose": 1, "Gemm": 0, "MatMul": 0}
 """Operators whose second input is a weight, and the axis of an epitome that has a scale for each place."""
@@ -112,26 +112,32 @@ def _computed(maker: Any) -> dict[str, np.ndarray]:
 
 
 def _round_epitomes(graph: Any, made: dict[str, int]) -> None:
-    """Store each epitome as int8 with a scale for each row; two nodes make it again.
+    """Store each epitome as int8 with a scale for each row; three nodes make it again.
 
-    `Cast` and `Mul`, not `DequantizeLinear`: runtimes fold these when they load the file, but keep that one for a kernel.
+    Not `DequantizeLinear`: ONNX Runtime keeps that one for a kernel and would make the weight in every pass; and a `Cast`
+    with a `Mul` right behind it OpenVINO keeps likewise. What stands here both fold when they load the file.
     """
-    onnx = require("onnx", "onnx")
     axis = 1 if 1 in made.values() else 0
     for tensor in [tensor for tensor in graph.initializer if _is_epitome(tensor)]:
-        values = onnx.numpy_helper.to_array(tensor)
-        rounded, scale = round_rows(values, axis)
-        names = {part: f"{tensor.name}.{part}" for part in ("int8", "scale", "cast")}
-        new = [
-            onnx.numpy_helper.from_array(rounded, names["int8"]),
-            onnx.numpy_helper.from_array(scale, names["scale"]),
-        ]
-        cast = onnx.helper.make_node("Cast", [names["int8"]], [names["cast"]], to=onnx.TensorProto.FLOAT)
-        times = onnx.helper.make_node("Mul", [names["cast"], names["scale"]], [tensor.name])
+        stored, nodes = _rounded(tensor, axis)
         graph.initializer.remove(tensor)
-        graph.initializer.extend(new)
-        nodes = [cast, times, *graph.node]
-        _keep(graph.node, nodes)
+        graph.initializer.extend(stored)
+        _keep(graph.node, [*nodes, *graph.node])
+
+
+def _rounded(tensor: Any, axis: int) -> tuple[list[Any], list[Any]]:
+    """Tensors and nodes that make an epitome from int8."""
+    onnx = require("onnx", "onnx")
+    values = onnx.numpy_helper.to_array(tensor)
+    rounded, scale = round_rows(values, axis)
+    parts = {"int8": rounded.reshape(-1), "shape": np.array(values.shape), "scale": scale}
+    names = {part: f"{tensor.name}.{part}" for part in (*parts, "cast", "shaped")}
+    nodes = [
+        onnx.helper.make_node("Cast", [names["int8"]], [names["cast"]], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Reshape", [names["cast"], names["shape"]], [names["shaped"]]),
+        onnx.helper.make_node("Mul", [names["shaped"], names["scale"]], [tensor.name]),
+    ]
+    return [onnx.numpy_helper.from_array(value, names[part]) for part, value in parts.items()], nodes
 
 
 def _is_epitome(tensor: Any) -> bool:
@@ -191,3 +197,26 @@ def _rounding(graph: Any, name: str) -> list[Any]:
             inputs = [name, *node.input[1:]]
             return [onnx.helper.make_node("QuantizeLinear", inputs, [_quantized(name)], **attributes)]
     return []
+
+
+def check_quantized(total: int, left: list[str], operators: list[str]) -> None:
+    """Refuse a result without an int8 weight.
+
+    Args:
+        total: Operators with weights.
+        left: Those in float.
+        operators: All kinds that the model has, for the message.
+
+    Raises:
+        ExportError: If nothing was quantised.
+    """
+    if len(left) < total:
+        return
+    raise ExportError(
+        explain(
+            "nothing in this model can be quantised",
+            expected=f"operators with a stored weight: {', '.join(WEIGHTED)}",
+            got=f"{', '.join(operators)}" + (f"; in float: {', '.join(left)}" if left else ""),
+            fix="export it in float: epitorch.export",
+        )
+    )
