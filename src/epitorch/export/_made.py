@@ -114,8 +114,8 @@ def _computed(maker: Any) -> dict[str, np.ndarray]:
 def _round_epitomes(graph: Any, made: dict[str, int]) -> None:
     """Store each epitome as int8 with a scale for each row; three nodes make it again.
 
-    Not `DequantizeLinear`: ONNX Runtime keeps that one for a kernel and would make the weight in every pass; and a `Cast`
-    with a `Mul` right behind it OpenVINO keeps likewise. What stands here both fold when they load the file.
+    Not `DequantizeLinear`: ONNX Runtime keeps that one for a kernel and would make the weight in every pass; and a
+    `Cast` with a `Mul` right behind it OpenVINO keeps likewise. What stands here both fold when they load the file.
     """
     axis = 1 if 1 in made.values() else 0
     for tensor in [tensor for tensor in graph.initializer if _is_epitome(tensor)]:
