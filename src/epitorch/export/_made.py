@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from epitorch.errors import ExportError, explain, require
+from epitorch.export._names import GENERATED
 
 WEIGHTED = {"Conv": 0, "ConvTranspose": 1, "Gemm": 0, "MatMul": 0}
 """Operators whose second input is a weight, and the axis of an epitome that has a scale for each place."""
@@ -37,7 +38,7 @@ class Split:
 
 
 def split(model: Any) -> Split:
-    """Cut off what makes weights.
+    """Cut off what makes weights; those made from no epitome (a parametrised layer's) are stored for good.
 
     Args:
         model: `onnx.ModelProto`; it is changed.
@@ -46,11 +47,13 @@ def split(model: Any) -> Split:
     if not made:
         return Split(model, None, {})
     maker = _cut_off(model, made)
-    _round_epitomes(maker.graph, made)
+    axes = _axes(maker.graph, made)
+    _round_epitomes(maker.graph, axes)
     weights = _computed(maker)
     to_tensor = require("onnx.numpy_helper", "onnx").from_array
     model.graph.initializer.extend(to_tensor(value, name) for name, value in weights.items())
-    return Split(model, maker, weights)
+    kept = {name: value for name, value in weights.items() if name in axes}
+    return Split(model, _trimmed(maker, set(kept)) if kept else None, kept)
 
 
 def _made_weights(graph: Any) -> dict[str, int]:
@@ -84,6 +87,15 @@ def _cut_off(model: Any, made: dict[str, int]) -> Any:
     return maker
 
 
+def _trimmed(maker: Any, names: set[str]) -> Any:
+    """What makes these weights alone."""
+    needed = _needed(maker.graph, names)
+    _keep(maker.graph.node, [node for node in maker.graph.node if set(node.output) & needed])
+    _keep(maker.graph.initializer, [tensor for tensor in maker.graph.initializer if tensor.name in needed])
+    _keep(maker.graph.output, [output for output in maker.graph.output if output.name in names])
+    return maker
+
+
 def _keep(field: Any, kept: list[Any]) -> None:
     copies = [type(entry).FromString(entry.SerializeToString()) for entry in kept]
     del field[:]
@@ -111,15 +123,24 @@ def _computed(maker: Any) -> dict[str, np.ndarray]:
 # ---- epitomes in 8 bits ----
 
 
-def _round_epitomes(graph: Any, made: dict[str, int]) -> None:
+def _axes(graph: Any, made: dict[str, int]) -> dict[str, int]:
+    """For each epitome, and each weight made from one, the axis that has a scale for each place."""
+    epitomes = {tensor.name for tensor in graph.initializer if _is_epitome(tensor)}
+    axes: dict[str, int] = {}
+    for name, axis in made.items():
+        sources = _needed(graph, {name}) & epitomes
+        axes |= dict.fromkeys([*sources, name] if sources else [], axis)
+    return axes
+
+
+def _round_epitomes(graph: Any, axes: dict[str, int]) -> None:
     """Store each epitome as int8 with a scale for each row; three nodes make it again.
 
     Not `DequantizeLinear`: ONNX Runtime keeps that one for a kernel and would make the weight in every pass; and a
     `Cast` with a `Mul` right behind it OpenVINO keeps likewise. What stands here both fold when they load the file.
     """
-    axis = 1 if 1 in made.values() else 0
-    for tensor in [tensor for tensor in graph.initializer if _is_epitome(tensor)]:
-        stored, nodes = _rounded(tensor, axis)
+    for tensor in [tensor for tensor in graph.initializer if tensor.name in axes]:
+        stored, nodes = _rounded(tensor, axes[tensor.name])
         graph.initializer.remove(tensor)
         graph.initializer.extend(stored)
         _keep(graph.node, [*nodes, *graph.node])
@@ -141,9 +162,8 @@ def _rounded(tensor: Any, axis: int) -> tuple[list[Any], list[Any]]:
 
 
 def _is_epitome(tensor: Any) -> bool:
-    """Not a shape, a fraction for each block, or a batch norm's scale for each filter."""
-    onnx = require("onnx", "onnx")
-    return tensor.data_type == onnx.TensorProto.FLOAT and sum(size > 1 for size in tensor.dims) > 1
+    name: str = tensor.name
+    return name.endswith(("epitome", GENERATED[1:]))
 
 
 def round_rows(values: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
