@@ -19,6 +19,7 @@ from export_nets import moved
 from onnx import numpy_helper
 from test_export_command import checkpoint
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from epitorch.cli import main
 from epitorch.deploy import ParityError
@@ -27,7 +28,7 @@ from epitorch.export import Int8Report, export_int8
 from epitorch.export._made import round_rows
 from epitorch.export._onnx import run_onnx
 from epitorch.functional import sample_weight
-from epitorch.nn import EpitomeConv2d, EpitomeLayer
+from epitorch.nn import EpitomeConv2d, EpitomeConvTranspose2d, EpitomeLayer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 Written = Callable[[str], tuple[Int8Report, nn.Module, Path]]
@@ -136,6 +137,22 @@ def _shape_of(proto: onnx.ModelProto, name: str) -> tuple[int, ...]:
     inferred = onnx.shape_inference.infer_shapes(proto)
     shapes = {entry.name: entry.type.tensor_type.shape.dim for entry in inferred.graph.value_info}
     return tuple(size.dim_value for size in shapes.get(name, ()))
+
+
+def test_what_has_no_int8_kernel_and_what_no_epitome_makes(tmp_path: Path) -> None:
+    """A transposed convolution stays in float, its epitome in 8 bits; another parametrised weight is stored for good."""
+    model = nn.Sequential(
+        parametrizations.weight_norm(nn.Conv2d(3, 8, 3)),
+        nn.ReLU(),
+        EpitomeConvTranspose2d(8, 8, 2, stride=2, epitome_shape=(8, 4, 2, 2)),
+    )
+    report = export_int8(moved(model), images(1), images(16), "onnx", tmp_path / "n.onnx")
+    assert report.error < 0.1
+    assert len(report.float_weights) == 1
+    assert report.agreement is None
+    tensors = [numpy_helper.to_array(tensor) for tensor in onnx.load(tmp_path / "n.onnx").graph.initializer]
+    assert {8 * 3 * 9, 8 * 4 * 4} == {value.size for value in tensors if value.dtype == np.int8 and value.size > 64}
+    assert max(value.size for value in tensors if value.dtype == np.float32) <= 8
 
 
 def test_rows_are_rounded_to_half_a_step() -> None:

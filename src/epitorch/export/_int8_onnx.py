@@ -11,7 +11,20 @@ from epitorch.export._job import Job
 from epitorch.export._made import WEIGHTED, check_quantized, put_back, split
 from epitorch.export._onnx import onnx_bytes
 
-_ALWAYS = (*WEIGHTED, "Relu", "Clip", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "MaxPool")
+# no ConvTranspose: there is no int8 kernel, so that its weight would be made float again in every pass
+_ALWAYS = (
+    "Conv",
+    "Gemm",
+    "MatMul",
+    "Relu",
+    "Clip",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "MaxPool",
+)
 # not where channels are mixed: each piece of a rotation would get scales of its own
 _UNMIXED = ("Add", "Mul", "Concat", "Split", "Slice", "Gather", "Pad", "AveragePool", "GlobalAveragePool", "Resize")
 
