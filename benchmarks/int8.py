@@ -106,15 +106,22 @@ def _lite0(arguments: argparse.Namespace, name: str) -> Task:
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     first, rest = order[: arguments.calibration], order[200 : 200 + arguments.measured]  # lite0.py measures the latter
     calibration, measured = (torch.cat(list(lite0._batches(images[part]))).contiguous() for part in (first, rest))
-    model = lite0.lite0()
-    if name == "lite0-epitome":
+    model = lite0.lite0() if name == "lite0" else _fitted(calibration, arguments.folder / "lite0-epitome.pt")
+    about = f"{len(rest)} ILSVRC-2012 training images; {len(first)} others calibrate, drawn with seed 0"
+    return Task(model.eval(), calibration, measured, labels[rest].numpy(), about)
+
+
+def _fitted(calibration: Tensor, kept: Path) -> nn.Module:
+    """Lite0 as epitomes, fitted once."""
+    if not kept.exists():
+        model = lite0.lite0()
         plan = epitorch.plan(
             model, calibration[:1], ratio=RATIO, form="fine", index="direct", skip=["_conv_stem"], policy="uniform"
         )
         epitorch.convert_(model, plan, init="least_squares")
         reestimate_batch_norm_(model, calibration.split(32))
-    about = f"{len(rest)} ILSVRC-2012 training images; {len(first)} others calibrate, drawn with seed 0"
-    return Task(model.eval(), calibration, measured, labels[rest].numpy(), about)
+        torch.save(model, kept)
+    return torch.load(kept, weights_only=False)  # this script's own file
 
 
 def _resnet20(arguments: argparse.Namespace, name: str) -> Task:

@@ -140,7 +140,7 @@ def _shape_of(proto: onnx.ModelProto, name: str) -> tuple[int, ...]:
 
 
 def test_what_has_no_int8_kernel_and_what_no_epitome_makes(tmp_path: Path) -> None:
-    """A transposed convolution stays in float, its epitome in 8 bits; another parametrised weight is stored for good."""
+    """A transposed convolution stays in float, its epitome in 8 bits; another made weight is stored for good."""
     model = nn.Sequential(
         parametrizations.weight_norm(nn.Conv2d(3, 8, 3)),
         nn.ReLU(),
