@@ -74,8 +74,11 @@ def _make_weights(model: Any, maker: Any, users: dict[tuple[str, int], str]) -> 
         for (name, position), weight in users.items():
             if node.get_friendly_name() != name:
                 continue
-            scale = _scale(node.input_value(position).get_node())
-            source = made[weight]
+            now, source = node.input_value(position).get_node(), made[weight]
+            if now.get_type_name() == "FakeQuantize":  # behind a reshape, of depthwise layers
+                now.input(0).replace_source_output(source)
+                continue
+            scale = _scale(now)
             if scale is not None:
                 low, high = operators.constant(-127 * scale), operators.constant(127 * scale)
                 source = operators.fake_quantize(source, low, high, low, high, _LEVELS).output(0)
@@ -92,9 +95,13 @@ def _scale(node: Any) -> Any:
 
 def _float_weights(model: Any) -> tuple[str, ...]:
     kernels = [node for node in model.get_ordered_ops() if node.get_type_name() in _KERNELS]
-    left = [node.get_friendly_name() for node in kernels if _scale(_behind_reshapes(node)) is None]
+    left = [node.get_friendly_name() for node in kernels if not _is_int8(_behind_reshapes(node))]
     check_quantized(len(kernels), left, sorted({node.get_type_name() for node in model.get_ordered_ops()}))
     return tuple(left)
+
+
+def _is_int8(node: Any) -> bool:
+    return node.get_type_name() == "FakeQuantize" or _scale(node) is not None
 
 
 def _behind_reshapes(node: Any) -> Any:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from epitorch.errors import ExportError, explain, require
-from epitorch.export._names import GENERATED
 
 WEIGHTED = {"Conv": 0, "ConvTranspose": 1, "Gemm": 0, "MatMul": 0}
 """Operators whose second input is a weight, and the axis of an epitome that has a scale for each place."""
@@ -47,7 +46,7 @@ def split(model: Any) -> Split:
     if not made:
         return Split(model, None, {})
     maker = _cut_off(model, made)
-    axes = _axes(maker.graph, made)
+    axes = _axes(maker.graph, made, {name: value.size for name, value in _computed(maker).items()})
     _round_epitomes(maker.graph, axes)
     weights = _computed(maker)
     to_tensor = require("onnx.numpy_helper", "onnx").from_array
@@ -123,14 +122,25 @@ def _computed(maker: Any) -> dict[str, np.ndarray]:
 # ---- epitomes in 8 bits ----
 
 
-def _axes(graph: Any, made: dict[str, int]) -> dict[str, int]:
-    """For each epitome, and each weight made from one, the axis that has a scale for each place."""
-    epitomes = {tensor.name for tensor in graph.initializer if _is_epitome(tensor)}
+def _axes(graph: Any, made: dict[str, int], sizes: dict[str, int]) -> dict[str, int]:
+    """For each epitome, and each weight made from one, the axis that has a scale for each place.
+
+    An epitome is the largest matrix that a weight is made from, and smaller than the weight.
+    """
+    elements = {tensor.name: _matrix_elements(tensor) for tensor in graph.initializer}
     axes: dict[str, int] = {}
     for name, axis in made.items():
-        sources = _needed(graph, {name}) & epitomes
-        axes |= dict.fromkeys([*sources, name] if sources else [], axis)
+        sources = [source for source in _needed(graph, {name}) if 0 < elements.get(source, 0) < sizes[name]]
+        if sources:
+            axes |= dict.fromkeys([max(sources, key=elements.__getitem__), name], axis)
     return axes
+
+
+def _matrix_elements(tensor: Any) -> int:
+    """Elements of a float tensor with two axes or more; 0 for shapes, and numbers for each block or filter."""
+    onnx = require("onnx", "onnx")
+    matrix = tensor.data_type == onnx.TensorProto.FLOAT and sum(size > 1 for size in tensor.dims) > 1
+    return int(np.prod(tensor.dims)) if matrix else 0
 
 
 def _round_epitomes(graph: Any, axes: dict[str, int]) -> None:
@@ -159,11 +169,6 @@ def _rounded(tensor: Any, axis: int) -> tuple[list[Any], list[Any]]:
         onnx.helper.make_node("Mul", [names["shaped"], names["scale"]], [tensor.name]),
     ]
     return [onnx.numpy_helper.from_array(value, names[part]) for part, value in parts.items()], nodes
-
-
-def _is_epitome(tensor: Any) -> bool:
-    name: str = tensor.name
-    return name.endswith(("epitome", GENERATED[1:]))
 
 
 def round_rows(values: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ import numpy as np
 from epitorch.errors import require
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-GENERATED = ".parametrizations.weight.original"  # torch's name of the epitome that a weight is made from
+_GENERATED = ".parametrizations.weight.original"  # torch's name of the epitome that a weight is made from
 _ONES = ("strides", "dilations")
 
 
@@ -62,11 +62,11 @@ def _name_initializers(graph: Any, taken: set[str]) -> set[str]:
     """Rename constants; parameters and buffers have a dot in their names, or are named for what they are."""
     values = list(graph.initializers.values())
     graph.initializers.clear()
-    kept = {value.name.replace(GENERATED, ".epitome") for value in values if "." in value.name}
+    kept = {value.name.replace(_GENERATED, ".epitome") for value in values if "." in value.name}
     short = _short_names("c", taken | kept)
     used: set[str] = set()
     for value in values:
-        name = value.name.replace(GENERATED, ".epitome") if "." in value.name else next(short)
+        name = value.name.replace(_GENERATED, ".epitome") if "." in value.name else next(short)
         value.name = next(short) if name in used else name
         value.const_value.name = value.name
         used.add(value.name)
