@@ -28,6 +28,7 @@ HEAVY = (
     "onnxscript",
     "onnxruntime",
     "openvino",
+    "nncf",
     "soundfile",
     "soxr",
     "webdataset",

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from epitorch._parsers import parser
-from epitorch.errors import EpitorchError
+from epitorch.errors import EpitorchError, InputError, explain
 
 
 def print_json(data: Any) -> None:
@@ -75,11 +75,15 @@ def convert_command(arguments: argparse.Namespace) -> None:
 def export_command(arguments: argparse.Namespace) -> None:
     from epitorch.commands import export_named
 
+    if arguments.int8:
+        _export_int8(arguments)
+        return
+    _refuse_int8_options(arguments)
     report = export_named(
         arguments.checkpoint,
         arguments.to,
         arguments.out,
-        strategy=arguments.strategy,
+        strategy=arguments.strategy or "reuse",
         dynamic=arguments.dynamic,
         opset=arguments.opset,
         compress_to_fp16=arguments.fp16,
@@ -92,6 +96,43 @@ def export_command(arguments: argparse.Namespace) -> None:
         print_json(report.to_dict())
     else:
         print(report)
+
+
+def _export_int8(arguments: argparse.Namespace) -> None:
+    from epitorch.commands import export_int8_named
+
+    _check_int8_options(arguments)
+    report, calibration = export_int8_named(
+        arguments.checkpoint,
+        arguments.to,
+        arguments.out,
+        arguments.calibration,
+        images=arguments.calibration_images or 128,
+        seed=arguments.seed or 0,
+        strategy=arguments.strategy,
+        dynamic=arguments.dynamic,
+        opset=arguments.opset,
+        allow_factory=arguments.allow_factory,
+    )
+    if arguments.json:
+        print_json({**report.to_dict(), "calibration": calibration.to_dict()})
+        return
+    print(report)
+    print(calibration)
+
+
+def _check_int8_options(arguments: argparse.Namespace) -> None:
+    for option in ("fp16", "compiled", "data", "input"):
+        if getattr(arguments, option):
+            expected = "an export in float, or --calibration for the images"
+            raise InputError(explain(f"--{option} says nothing for int8", expected=expected, got="--int8"))
+
+
+def _refuse_int8_options(arguments: argparse.Namespace) -> None:
+    for option in ("calibration", "calibration_images", "seed"):
+        if getattr(arguments, option) is not None:
+            option = option.replace("_", "-")
+            raise InputError(explain(f"--{option} is of int8 alone", expected="--int8 beside it", got="none"))
 
 
 def deploy_command(arguments: argparse.Namespace) -> None:

@@ -22,6 +22,7 @@ EXTRAS: dict[str, dict[str, str]] = {
     "demo": {"scikit-learn": "sklearn"},
     "onnx": {"onnx": "onnx", "onnxscript": "onnxscript", "onnxruntime": "onnxruntime"},
     "openvino": {"openvino": "openvino"},
+    "int8": {"nncf": "nncf"},
     "sweep": {"ray": "ray", "matplotlib": "matplotlib"},
     "report": {"plotly": "plotly", "matplotlib": "matplotlib"},
     "hub": {"huggingface-hub": "huggingface_hub", "safetensors": "safetensors"},

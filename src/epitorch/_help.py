@@ -125,11 +125,16 @@ EXPORT = """
     --strategy size stores each epitome once and nothing made from it; reuse (default) stores the dense weight of a
     layer where no reuse applies; dense stores all weights. The comparison uses images of --data if given, else noise.
 
+    --int8 quantises weights and activations to 8 bits (onnx: ONNX Runtime's static quantisation; openvino: NNCF, which
+    needs `pip install 'epitorch[int8]'`). --calibration is the data that the network was trained on: the ranges of
+    activations come from training images that were held out. The report says how far the outputs are from torch's.
+
     writes to --out: the file. Its folder must exist; an older file is replaced when the new one is checked.
 
     examples (after the one of `epitorch demo`):
       epitorch export runs/demo/epitome --to onnx --out digits.onnx --data digits
       epitorch export runs/demo/epitome --to openvino --out digits.xml --strategy size --json
+      epitorch export runs/demo/epitome --to onnx --out digits-int8.onnx --int8 --calibration digits
 """
 DEPLOY = """
     Find the fastest way to run a trained network on this machine, in one runtime: every strategy that applies is timed

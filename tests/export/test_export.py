@@ -75,6 +75,14 @@ def test_each_epitome_is_stored_once_and_nothing_made_from_it(name: str, exporte
     assert_small(out, model, torch.zeros(1, *NETS[name][1]), slack=24_000)
 
 
+def test_a_batch_norm_goes_into_a_wide_convolution_without_bias(tmp_path: Path) -> None:
+    """Its zero bias stays an `Expand` in torch's graph, since it is longer than what is folded."""
+    model = moved(nn.Sequential(nn.Conv2d(3, 40, 3, bias=False), nn.BatchNorm2d(40), nn.ReLU()))
+    report = epitorch.export(model, torch.randn(2, 3, 6, 6), "onnx", tmp_path / "net.onnx")
+    assert report.difference < 1e-5
+    assert [node.op_type for node in onnx.load(tmp_path / "net.onnx").graph.node] == ["Conv", "Relu"]
+
+
 def assert_small(file: Path, model: nn.Module, x: Tensor, slack: int = 64 * 1024) -> None:
     proto = onnx.load(file)
     stored = 4 * epitorch.count(model, x).params

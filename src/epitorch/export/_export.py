@@ -158,7 +158,7 @@ def export(
         ((1, 8), (3, 8))
     """
     check_is_model(net_or_model)
-    path = _checked_path(to, out)
+    path = checked_path(to, out)
     target = _COMPILED if compiled else TARGETS[to]
     dynamic = ("none" if to == "executorch" else "batch") if dynamic is None else dynamic
     _check_options(to, strategy, dynamic, opset, compress_to_fp16, compiled)
@@ -169,11 +169,11 @@ def export(
     batches, expected = _checks(net, arguments, given, dynamic)
     known = _checked_input(input, arguments) or noted_input(net_or_model)
     job = Job(net, arguments, strategy, dynamic, opset, compress_to_fp16, known)
-    with _staging(path) as folder:
+    with staging(path) as folder:
         staged = folder / path.name
         _written(job, target, staged)
         difference = _compared(target, staged, batches, expected, half=compress_to_fp16)
-        size = _published(folder, path)
+        size = published(folder, path)
     checked = tuple(tuple(batch[0].shape) for batch in batches)
     return ExportReport(str(path), to, strategy, dynamic, size, difference, checked, _trained_bytes(net_or_model))
 
@@ -187,7 +187,7 @@ def _trained_bytes(model: nn.Module) -> int | None:
 
 
 @contextmanager
-def _staging(path: Path) -> Iterator[Path]:
+def staging(path: Path) -> Iterator[Path]:
     """A folder beside the file, gone afterwards; what the file system refuses is said with the path.
 
     Raises:
@@ -195,10 +195,10 @@ def _staging(path: Path) -> Iterator[Path]:
         ExportError: If the file cannot be.
     """
     try:
-        staging = tempfile.TemporaryDirectory(prefix=".epitorch.", dir=path.parent)
+        temporary = tempfile.TemporaryDirectory(prefix=".epitorch.", dir=path.parent)
     except OSError as error:
         raise InputError(_refused(path, error)) from error
-    with staging as folder:
+    with temporary as folder:
         try:
             yield Path(folder)
         except OSError as error:
@@ -256,7 +256,7 @@ def _compared(target: Target, staged: Path, batches: Batches, expected: Any, *, 
     return max(compare(wanted, found, tuple(one[0].shape), half=half) for wanted, found, one in triples)
 
 
-def _published(folder: Path, path: Path) -> int:
+def published(folder: Path, path: Path) -> int:
     """Move the files that were written to where they belong, the named one last; their size."""
     files = sorted(folder.iterdir(), key=lambda file: file.name == path.name)
     size = 0
@@ -272,7 +272,7 @@ def _published(folder: Path, path: Path) -> int:
 # ---- arguments ----
 
 
-def _checked_path(to: str, out: str | Path | None) -> Path:
+def checked_path(to: str, out: str | Path | None) -> Path:
     if not isinstance(to, str) or to not in TARGETS:
         expected = " | ".join(TARGETS)
         raise InputError(explain("to is not known", expected=expected, got=f"{to!r}{suggest(str(to), list(TARGETS))}"))

@@ -12,21 +12,31 @@ from epitorch.export._names import drop_defaults, name_graph
 FOLDED = 32  # elements: larger constants are left to the runtime, which folds them in memory, not in the file
 
 
-def shrink(model: Any, arguments: list[str]) -> None:
+def shrink(model: Any, arguments: list[str], *, scale_made_weights: bool = False) -> None:
     """Fold small constants, merge batch norms, store equal tensors once, and drop names, types and traces.
 
     Args:
         model: An `onnx_ir.Model`; it is changed in place.
         arguments: Names for its inputs, if known.
+        scale_made_weights: Merge batch norms into weights that the graph makes, too: a node that scales the weight.
+            Runtimes do that by themselves when they load the file, quantisers do not.
     """
     ir_passes = require("onnx_ir.passes.common", "onnx")
     optimize = require("onnxscript.optimizer", "onnx").optimize
     optimize(model, input_size_limit=FOLDED, output_size_limit=FOLDED)
-    _merge_batch_norms(model.graph)
+    _merge_batch_norms(model.graph, scale_made_weights)
     ir_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(model)
     ir_passes.RemoveUnusedNodesPass()(model)
     ir_passes.DeduplicateInitializersPass(size_limit=2**31)(model)
     _strip(model, arguments)
+
+
+def tidy(model: Any) -> None:
+    """Drop names, types and traces of inner values, and store equal tensors once; the inputs keep their names."""
+    require("onnx_ir.passes.common", "onnx").DeduplicateInitializersPass(size_limit=2**31)(model)
+    for value in [*model.graph.inputs, *model.graph.outputs]:
+        value.shape = value.shape and value.shape.copy()  # what was read from a file cannot be changed
+    _strip(model, [value.name for value in model.graph.inputs])
 
 
 def _strip(model: Any, arguments: list[str]) -> None:
@@ -46,7 +56,7 @@ def _strip(model: Any, arguments: list[str]) -> None:
 # ---- batch norm ----
 
 
-def _merge_batch_norms(graph: Any) -> None:
+def _merge_batch_norms(graph: Any, scale_made_weights: bool) -> None:
     """Four vectors become two, or none where the layer before can take them: a scale and a shift per channel."""
     for node in [node for node in graph if node.op_type == "BatchNormalization"]:
         vectors = [_constant(value) for value in node.inputs[1:]]
@@ -56,30 +66,55 @@ def _merge_batch_norms(graph: Any) -> None:
         epsilon = node.attributes["epsilon"].value if "epsilon" in node.attributes else 1e-5
         scale = weight / np.sqrt(variance + epsilon)
         shift = bias - mean * scale
-        if not _into_convolution(graph, node, scale, shift):
+        if not _into_convolution(graph, node, scale, shift, scale_made_weights):
             _as_scale_and_shift(graph, node, scale, shift)
 
 
-def _into_convolution(graph: Any, node: Any, scale: Any, shift: Any) -> bool:
+def _into_convolution(graph: Any, node: Any, scale: Any, shift: Any, scale_made_weights: bool) -> bool:
     """Multiply the weight of the convolution before, if that is stored and both are used here alone."""
     conv = node.inputs[0].producer()
-    if conv is None or conv.op_type != "Conv" or len(node.inputs[0].uses()) != 1:
+    if conv is None or conv.op_type != "Conv" or len(node.inputs[0].uses()) != 1 or node.inputs[0].is_graph_output():
         return False
-    weight = _constant(conv.inputs[1])
-    bias = _constant(conv.inputs[2]) if len(conv.inputs) > 2 and conv.inputs[2] is not None else np.zeros(1)
-    if weight is None or bias is None or len(conv.inputs[1].uses()) != 1 or node.inputs[0].is_graph_output():
+    bias = _bias(conv)
+    weight = _scaled_weight(graph, conv, scale, scale_made_weights) if bias is not None else None
+    if weight is None:
         return False
-    scaled = weight * scale.reshape(-1, *[1] * (weight.ndim - 1))
-    name = conv.inputs[1].name
-    new = [
-        _initializer(graph, f"{name}.merged", scaled.astype(weight.dtype)),
-        _initializer(graph, f"{name}.bias", (bias * scale + shift).astype(weight.dtype)),
-    ]
+    dtype = node.inputs[1].const_value.numpy().dtype
     conv.resize_inputs(3)
-    conv.replace_input_with(1, new[0])
-    conv.replace_input_with(2, new[1])
+    conv.replace_input_with(1, weight)
+    name = (conv.inputs[1].name or "").removesuffix(".merged")
+    conv.replace_input_with(2, _initializer(graph, f"{name}.bias", (bias * scale + shift).astype(dtype)))
     _replace(graph, node, conv.outputs[0])
     return True
+
+
+def _bias(conv: Any) -> Any:
+    """A convolution's bias; None if it is not known. One without has zeros, which the exporter may leave to expand."""
+    value = conv.inputs[2] if len(conv.inputs) > 2 else None
+    if value is None:
+        return np.zeros(1)
+    made_by = value.producer()
+    if made_by is not None and made_by.op_type == "Expand":
+        value = made_by.inputs[0]
+    return _constant(value)
+
+
+def _scaled_weight(graph: Any, conv: Any, scale: Any, scale_made_weights: bool) -> Any:
+    """The weight with each filter scaled: a new tensor, or where the graph makes the weight, one more node."""
+    value = conv.inputs[1]
+    weight = _constant(value)
+    if weight is not None and len(value.uses()) == 1:
+        shaped = scale.reshape(-1, *[1] * (weight.ndim - 1))
+        return _initializer(graph, f"{value.name}.merged", (weight * shaped).astype(weight.dtype))
+    if not scale_made_weights or value.producer() is None or value.shape is None:
+        return None
+    ir = require("onnx_ir", "onnx")
+    shaped = scale.reshape(-1, *[1] * (len(value.shape) - 1))
+    factor = _initializer(graph, f"{value.name}.scale", shaped.astype(value.dtype.numpy()))
+    times = ir.node("Mul", [value, factor])
+    times.outputs[0].shape, times.outputs[0].type = value.shape, value.type
+    graph.insert_before(conv, times)
+    return times.outputs[0]
 
 
 def _as_scale_and_shift(graph: Any, node: Any, scale: Any, shift: Any) -> None:

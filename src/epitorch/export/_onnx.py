@@ -24,8 +24,8 @@ def write_onnx(job: Job, path: Path) -> None:
     path.write_bytes(onnx_bytes(job))
 
 
-def onnx_bytes(job: Job) -> bytes:
-    """The model as a protocol buffer.
+def onnx_bytes(job: Job, *, scale_made_weights: bool = False) -> bytes:
+    """The model as a protocol buffer; `scale_made_weights` as for `shrink`.
 
     Raises:
         ExportError: If it is larger than a protocol buffer may be.
@@ -38,7 +38,7 @@ def onnx_bytes(job: Job) -> bytes:
         job.program(), dynamo=True, opset_version=job.opset or OPSET, optimize=False, verbose=False
     )
     model = program.model
-    shrink(model, _argument_names(job))
+    shrink(model, _argument_names(job), scale_made_weights=scale_made_weights)
     model.producer_name, model.producer_version = "epitorch", __version__
     model.metadata_props.clear()
     model.metadata_props.update(job.metadata())

@@ -45,17 +45,17 @@ def tensor_arguments(example_input: Any, name: str = "example_input") -> Argumen
     return tuple(value.cpu() for value in arguments)
 
 
-def deployed(model: nn.Module, arguments: Arguments, strategy: ExportStrategy) -> nn.Module:
+def deployed(model: nn.Module, arguments: Arguments, strategy: ExportStrategy, *, fold_all: bool = False) -> nn.Module:
     """A copy for inference on the CPU.
 
     A model with epitome layers is deployed; one without is taken as it is. Under "size" no kernel and no dense weight
-    made from an epitome is kept: the graph makes it.
+    made from an epitome is kept: the graph makes it; with `fold_all` every layer runs with such a weight.
     """
     trained = eval_copy(model).cpu()
     flat_output(trained, arguments)  # what does not run at all should fail with its own message
     net = trained
     if epitome_layers(trained):
-        net = deploy_as(trained, arguments, "dense" if strategy == "dense" else "reuse")
+        net = deploy_as(trained, arguments, "dense" if fold_all or strategy == "dense" else "reuse")
     if strategy == "size":
         _generate_folded(net, trained)
         for layer in net.modules():
