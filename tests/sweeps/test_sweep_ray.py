@@ -36,7 +36,8 @@ def wait_for(path: Path, seconds: float = 240) -> None:
 def test_runs_are_not_stopped_for_memory_that_others_take(local_ray: Cluster) -> None:
     import ray
 
-    asked = ray.remote(lambda: os.environ.get("RAY_memory_monitor_refresh_ms"))
+    name = "RAY_memory_monitor_refresh_ms"
+    asked = ray.remote(lambda: os.environ.get(name))
     assert ray.get(asked.remote()) == "0"
 
 
