@@ -185,5 +185,6 @@ def test_readings_of_front_heavy_are_those_of_the_page(scripts: dict[str, Any]) 
 
 def test_an_installed_package_carries_tables_and_recipes() -> None:
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
-    assert targets["wheel"]["force-include"] == {"recipes": "epitorch/recipes", "tables": "epitorch/tables"}
-    assert {"recipes", "tables"} <= set(targets["sdist"]["include"])
+    inside = {"recipes": "epitorch/recipes", "tables": "epitorch/tables", "sweeps": "epitorch/sweep_files"}
+    assert targets["wheel"]["force-include"] == inside
+    assert set(inside) <= {name.strip("/") for name in targets["sdist"]["include"]}

@@ -113,7 +113,8 @@ def test_compiled_training_and_evaluation_without_a_graph_break(index: str, back
     torch.testing.assert_close(compiled(inputs[0]), twin.eval()(inputs[0]), rtol=1e-4, atol=1e-5)
     layer.snap_routing()
     torch.testing.assert_close(compiled(inputs[0]), layer.to_dense()(inputs[0]), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(compiled(inputs[0]), twin(inputs[0]))
+    # fixed starts lie on positions already
+    assert torch.allclose(compiled(inputs[0]), twin(inputs[0]), rtol=1e-4, atol=1e-5) == (index == "fixed")
 
 
 @pytest.mark.usefixtures("fresh_compiler")
