@@ -132,3 +132,14 @@ def test_useless_batches_are_refused_and_change_nothing(batch: Tensor) -> None:
         epitorch.activation_moments(model, [batch])
     torch.testing.assert_close(model.state_dict(), before)
     assert epitorch.activation_moments(model, [torch.randn(2, 6, 9, 9)])
+
+
+@pytest.mark.parametrize("form", ["separable", "fine"])
+@pytest.mark.parametrize("share", [0.33, 0.6, 0.8])
+def test_a_warm_start_keeps_fixed_starts_within_the_budget_of_multiply_adds(share: float, form: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 31, 3, padding=1), nn.ReLU(), nn.Conv2d(31, 36, 3, padding=1)).eval()
+    x = torch.randn(1, 3, 8, 8)
+    budget = int(epitorch.count(model, x).madds * share)
+    plan = epitorch.plan(model, x, madds=budget, index="fixed", form=form)
+    epitorch.convert_(model, plan, init="least_squares")
+    assert epitorch.count(model, x).madds <= plan.madds <= budget

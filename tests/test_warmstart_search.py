@@ -30,7 +30,7 @@ def test_search_is_never_worse_than_evenly_spread(name: str, fractional: bool, w
     there = (layout_of(spec), as_numpy(fit.starts), None if scale is None else scale.double().numpy())
     told = reference_fit.relative_error(weight.double().numpy(), fit.epitome.double().numpy(), *there)
     assert fit.error == pytest.approx(told, abs=2e-5)  # it is the error of what was returned, in float32
-    even = (layout_of(spec), as_numpy(evenly_spread(spec)), there[2])
+    even = (layout_of(spec), as_numpy(evenly_spread(spec, whole=not fractional)), there[2])
     _, spread = reference_fit.best_epitome(weight.double().numpy(), *even)
     assert fit.error_spread == pytest.approx(spread, rel=1e-4, abs=1e-6)
     if fractional:

@@ -27,7 +27,8 @@ def evenly_spread(
     Args:
         spec: The shapes.
         within_reach: Spread over what a learner with a group length can reach, `[0, size - g]`, instead of the circle.
-        whole: Round them down to whole positions, to multiples of the group length where there is one.
+        whole: Round them down to whole positions, to multiples of the group length where there is one; not on an axis
+            with fewer of those than blocks, where that would make blocks equal.
         device: Where to make them.
 
     Returns:
@@ -43,7 +44,8 @@ def evenly_spread(
         group = spec.group(axis)
         sizes = [size - group if within_reach and group > 1 else size for size in spec.start_sizes[axis]]
         columns = [even * size for size in sizes]
-        if whole:  # in whole numbers: a product a rounding below 3.0 must not become 2
+        if whole and prod(blocks) * group <= max(sizes):
+            # in whole numbers: a product a rounding below 3.0 must not become 2
             steps = [(2 * order + 1) * size // (2 * prod(blocks) * group) for size in sizes]
             columns = [step * group for step in steps]
         starts[axis] = torch.stack(columns, -1) if axis == "spatial" else columns[0].contiguous()

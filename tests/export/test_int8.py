@@ -259,3 +259,29 @@ def test_options_that_do_not_go_together(
 ) -> None:
     assert main(shlex.split(f"export {tmp_path} --to onnx --out {tmp_path}/n.onnx {options}")) == 2
     assert words in capsys.readouterr().err.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda x: (x.index_fill(0, torch.tensor([9]), float("nan")),), "argument 0, input 9"),
+        (lambda x: (x.index_fill(0, torch.tensor([3, 11]), float("inf")),), "in 2 of 16"),
+    ],
+)
+def test_calibration_inputs_that_are_not_finite_are_refused_wherever_they_are(
+    spoil: Any, words: str, tmp_path: Path
+) -> None:
+    net, images = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.rand(16, 3, 8, 8)
+    with pytest.raises(InputError, match=words):
+        export_int8(net, images[:1], spoil(images), "onnx", tmp_path / "net.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arguments_with_unequal_numbers_of_calibration_inputs_are_refused(tmp_path: Path) -> None:
+    class Sum(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return a + b
+
+    a = torch.rand(16, 4)
+    with pytest.raises(InputError, match="16 and 10"):
+        export_int8(Sum(), (a[:1], a[:1]), (a, a[:10]), "onnx", tmp_path / "net.onnx")

@@ -218,7 +218,11 @@ def _converted(dense: nn.Module, plan: LayerPlan, name: str, init: Init, moments
         _take_over(layer, plain, name)
         weight = plain._parameters["weight"]
         assert weight is not None
-        fit = fit_layer(layer, weight, moments=moments) if init == "least_squares" else None
+        if init == "least_squares":
+            # fixed starts stay on whole positions: plans count on it
+            fit = fit_layer(layer, weight, moments=moments, fractional=layer.index != "fixed")
+        else:
+            fit = None
     except EpitorchError as error:
         said = str(error)
         raise ConversionError(said if said.startswith(f"{name}: ") else f"{name}: {said}") from error

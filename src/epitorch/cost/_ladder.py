@@ -83,8 +83,12 @@ def fewest_madds(layer: Candidate, epitome: tuple[int, ...], starts: Starts, *, 
     if layer.own_forward or starts == "grid":
         return layer.madds
     (out, in_), (filters, inputs), at = layer.shape[:2], epitome[:2], layer.geometry
-    lerps = 2 * out * (filters > 1 and not whole_starts) * at.out_repeats * at.out_positions
-    sums = in_ * (1 + (inputs > 1 and not whole_starts)) * at.in_repeats * at.in_positions
+    between_out, between_in = True, True
+    if whole_starts:
+        blocks_out, blocks_in = (out, in_) if starts == "fine" else (-(-out // filters), -(-in_ // inputs))
+        between_out, between_in = blocks_out > filters, blocks_in > inputs  # as `evenly_spread` has it
+    lerps = 2 * out * (filters > 1 and between_out) * at.out_repeats * at.out_positions
+    sums = in_ * (1 + (inputs > 1 and between_in)) * at.in_repeats * at.in_positions
     rows = [(out, 0), (filters * at.in_repeats, lerps)][: 1 + (filters < out and filters * at.in_repeats < out)]
     columns = [(in_, 0), (inputs * at.out_repeats, sums)][: 1 + (inputs < in_ and inputs * at.out_repeats < in_)]
     taps = prod(layer.shape[2:]) * at.kernel_positions

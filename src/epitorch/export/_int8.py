@@ -173,7 +173,8 @@ def _items(example: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> Batches:
         raise InputError(
             explain("calibration inputs are not like the example", expected=f"shapes like {shapes[0]}", got=shapes[1])
         )
-    size, number = len(example[0]), min(len(value) for value in given)
+    _check_values(given)
+    size, number = len(example[0]), len(given[0])
     if number < max(FEWEST, size):
         raise InputError(
             explain(
@@ -184,6 +185,26 @@ def _items(example: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> Batches:
             )
         )
     return [tuple(value[k : k + size] for value in given) for k in range(0, number - size + 1, size)]
+
+
+def _check_values(given: tuple[Tensor, ...]) -> None:
+    """Raise InputError unless all arguments have as many inputs, and each input is finite."""
+    if len({len(value) for value in given}) > 1:
+        got = " and ".join(str(len(value)) for value in given)
+        raise InputError(
+            explain("arguments differ in their number of calibration inputs", expected="as many of each", got=got)
+        )
+    for place, value in enumerate(given):
+        wrong = (~torch.isfinite(value.flatten(1) if value.dim() > 1 else value[:, None])).any(1).nonzero().flatten()
+        if len(wrong):
+            raise InputError(
+                explain(
+                    "a calibration input is not finite",
+                    expected="numbers: ranges of activations are taken from them",
+                    got=f"NaN or infinity in {len(wrong)} of {len(value)}",
+                    where=f"argument {place}, input {int(wrong[0])}",
+                )
+            )
 
 
 def _written(target: _Target, job: Job, staged: Path, items: Batches) -> tuple[str, ...]:

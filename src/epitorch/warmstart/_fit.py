@@ -99,7 +99,8 @@ def fit_epitome(
     target = _target(weight, spec, input_weight)
     rules = Rules(fractional, within_reach)
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    even = {a: s.double() for a, s in evenly_spread(spec, within_reach=within_reach, device=weight.device).items()}
+    even = evenly_spread(spec, within_reach=within_reach, whole=not fractional, device=weight.device)
+    even = {axis: value.double() for axis, value in even.items()}
     spread = _solved(target, even)
     best = spread
     if starts is not None:
