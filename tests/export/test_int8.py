@@ -285,3 +285,19 @@ def test_arguments_with_unequal_numbers_of_calibration_inputs_are_refused(tmp_pa
     a = torch.rand(16, 4)
     with pytest.raises(InputError, match="16 and 10"):
         export_int8(Sum(), (a[:1], a[:1]), (a, a[:10]), "onnx", tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda x: x.double(), r"torch.float32, but for the first axis[\s\S]*torch.float64"),
+        (lambda x: x.mul(255).to(torch.uint8), "torch.uint8"),
+        (lambda x: x * 0, "0.0 everywhere"),
+        (list, "stack inputs into one tensor"),
+    ],
+)
+def test_calibration_inputs_of_another_kind_are_refused(spoil: Any, words: str, tmp_path: Path) -> None:
+    net, images = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.rand(16, 3, 8, 8)
+    with pytest.raises(InputError, match=words):
+        export_int8(net, images[:1], [spoil(images)] if spoil is list else spoil(images), "onnx", tmp_path / "net.onnx")
+    assert list(tmp_path.iterdir()) == []

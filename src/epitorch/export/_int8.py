@@ -168,10 +168,15 @@ def _known(name: str, value: str, words: Any) -> str:
 
 def _items(example: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> Batches:
     """Calibration inputs in batches of the example's size, a rest left out."""
-    if [value.shape[1:] for value in given] != [value.shape[1:] for value in example]:
-        shapes = [[tuple(value.shape) for value in values] for values in (example, given)]
+    if [(value.shape[1:], value.dtype) for value in given] != [(value.shape[1:], value.dtype) for value in example]:
+        told = [", ".join(f"{tuple(v.shape)} {v.dtype}" for v in values) for values in (example, given)]
         raise InputError(
-            explain("calibration inputs are not like the example", expected=f"shapes like {shapes[0]}", got=shapes[1])
+            explain(
+                "calibration inputs are not like the example",
+                expected=f"{told[0]}, but for the first axis",
+                got=told[1],
+                fix="prepare them as the model wants them: its dtype, mean and standard deviation",
+            )
         )
     _check_values(given)
     size, number = len(example[0]), len(given[0])
@@ -188,12 +193,15 @@ def _items(example: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> Batches:
 
 
 def _check_values(given: tuple[Tensor, ...]) -> None:
-    """Raise InputError unless all arguments have as many inputs, and each input is finite."""
+    """Raise InputError unless all arguments have as many inputs, all are finite, and they are not one value only."""
     if len({len(value) for value in given}) > 1:
         got = " and ".join(str(len(value)) for value in given)
         raise InputError(
             explain("arguments differ in their number of calibration inputs", expected="as many of each", got=got)
         )
+    if all(bool((value == value.flatten()[0]).all()) for value in given):
+        got = f"{given[0].flatten()[0].item()} everywhere"
+        raise InputError(explain("calibration inputs say nothing of ranges", expected="real inputs", got=got))
     for place, value in enumerate(given):
         wrong = (~torch.isfinite(value.flatten(1) if value.dim() > 1 else value[:, None])).any(1).nonzero().flatten()
         if len(wrong):

@@ -30,7 +30,8 @@ def tensor_arguments(example_input: Any, name: str = "example_input") -> Argumen
                 f"{name} cannot be exported",
                 expected="a tensor with at least one axis, or a tuple of such tensors",
                 got=", ".join(type(value).__name__ for value in arguments) or "nothing",
-                fix="wrap the model in a module whose forward takes tensors only",
+                fix="stack inputs into one tensor for each argument; what else the model takes, give it in a module "
+                "around it whose forward takes tensors only",
             )
         )
     if any(value.numel() == 0 for value in arguments):
