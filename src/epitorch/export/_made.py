@@ -240,7 +240,8 @@ def check_quantized(total: int, left: list[str], operators: list[str]) -> None:
     raise ExportError(
         explain(
             "nothing in this model can be quantised",
-            expected=f"operators with a stored weight: {', '.join(WEIGHTED)}",
+            expected="a convolution or linear layer whose weight is stored and for which the runtime has an int8 kernel "
+            "(ONNX Runtime has none for transposed convolutions)",
             got=f"{', '.join(operators)}" + (f"; in float: {', '.join(left)}" if left else ""),
             fix="export it in float: epitorch.export",
         )
