@@ -292,7 +292,8 @@ def test_arguments_with_unequal_numbers_of_calibration_inputs_are_refused(tmp_pa
     [
         (lambda x: x.double(), r"torch.float32, but for the first axis[\s\S]*torch.float64"),
         (lambda x: x.mul(255).to(torch.uint8), "torch.uint8"),
-        (lambda x: x * 0, "0.0 everywhere"),
+        (lambda x: x * 0, "the same one 16 times"),
+        (lambda x: x[:1].repeat(16, 1, 1, 1), "the same one 16 times"),
         (list, "stack inputs into one tensor"),
     ],
 )
@@ -301,3 +302,13 @@ def test_calibration_inputs_of_another_kind_are_refused(spoil: Any, words: str, 
     with pytest.raises(InputError, match=words):
         export_int8(net, images[:1], [spoil(images)] if spoil is list else spoil(images), "onnx", tmp_path / "net.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_huge_calibration_input_does_not_hide_that_all_others_are_lost(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
+    images = torch.randn(16, 3, 8, 8)
+    assert export_int8(net, images[:1], images, "onnx", tmp_path / "good.onnx").error < 0.1
+    images[15] *= 1e6
+    with pytest.raises(ParityError, match="does not compute what torch computes"):
+        export_int8(net, images[:1], images, "onnx", tmp_path / "net.onnx")
+    assert not (tmp_path / "net.onnx").exists()

@@ -240,8 +240,8 @@ def check_quantized(total: int, left: list[str], operators: list[str]) -> None:
     raise ExportError(
         explain(
             "nothing in this model can be quantised",
-            expected="a convolution or linear layer whose weight is stored and for which the runtime has an int8 kernel "
-            "(ONNX Runtime has none for transposed convolutions)",
+            expected="a convolution or linear layer with a stored weight and an int8 kernel (none for transposed "
+            "convolutions in ONNX Runtime)",
             got=f"{', '.join(operators)}" + (f"; in float: {', '.join(left)}" if left else ""),
             fix="export it in float: epitorch.export",
         )
