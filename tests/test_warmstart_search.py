@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -144,3 +146,18 @@ def test_results_are_repeatable() -> None:
     one, two = fit_epitome(weight, spec), fit_epitome(weight, spec)
     torch.testing.assert_close(one.epitome, two.epitome, rtol=0, atol=0)
     torch.testing.assert_close(one.starts, two.starts, rtol=0, atol=0)
+
+
+def test_blocks_of_one_on_both_axes_fit_into_memory() -> None:
+    """Lite0's classifier took 24 GB: a curve for every pair of blocks, where their sum is enough."""
+    code = """
+import resource, torch
+from epitorch.spec import EpitomeSpec
+from epitorch.warmstart import fit_epitome
+spec = EpitomeSpec.create((500, 600), (350, 400), block_out=1, block_in=1)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+fit_epitome(torch.randn(500, 600), spec, rounds=1)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert int(done.stdout) < 700_000  # KiB; three such volumes of 500 x 600 x 350 float64 are 2.5 GB

@@ -62,17 +62,16 @@ def _channel(target: Target, epitome: Tensor, starts: Starts, axis: Axis, rules:
     if any(own):
         parts = [(slice(b, b + 1), [place.row(b, dim) for place in places]) for b in range(blocks.shape[0])]
     else:
-        several = max(1, _CHUNK // (blocks.shape[2] * size))
+        pairs = 1 if spec.channel_starts == "separable" else blocks.shape[1]
+        several = max(1, _CHUNK // (pairs * blocks.shape[2] * size))
         parts = [(slice(b, b + several), places) for b in range(0, blocks.shape[0], several)]
+    curves = _sums_of_curves if spec.channel_starts == "separable" else _curves
     chosen, source = [], None
     for part, here in parts:
         if source is None or any(own):
             read = patches(epitome, here).movedim(dim, 0).movedim(2 + dim, 2)[0].flatten(2)
             source = read.expand(blocks.shape[1], -1, -1)  # shape: (P, size, rest)
-        curves = _curves(blocks[part], source, along[part], weights, step)
-        if spec.channel_starts == "separable":
-            curves = curves.sum(2, keepdim=True)
-        chosen.append(_lowest(curves, step, rules))
+        chosen.append(_lowest(curves(blocks[part], source, along[part], weights, step), step, rules))
     best = torch.cat(chosen)  # shape: (B, P | 1)
     if spec.channel_starts == "separable":
         return best[:, 0]
@@ -128,6 +127,12 @@ def _curves(blocks: Tensor, source: Tensor, along: Tensor, across: Tensor, step:
         square, mixed = (torch.einsum("pln,bn->bpl", values[:, index], along) for values in squares)
         found.append(torch.stack([product, square, mixed]))
     return torch.cat(found, 2)
+
+
+def _sums_of_curves(blocks: Tensor, source: Tensor, along: Tensor, across: Tensor, step: int) -> Tensor:
+    """The same summed over P, which becomes part of the rest: a curve for each pair would not fit into memory."""
+    together = blocks.transpose(1, 2).flatten(2).unsqueeze(1)
+    return _curves(together, source.transpose(0, 1).flatten(1).unsqueeze(0), along, across.reshape(1, -1), step)
 
 
 def _lowest(curves: Tensor, step: int, rules: Rules) -> Tensor:
