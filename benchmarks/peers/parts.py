@@ -80,7 +80,7 @@ _RESNET = Part(
             "batch_size": 128,
             "optimizer": "sgd",
             "schedule": "one_cycle",
-            "peak_lr": 0.2,
+            "peak_lr": 0.4,  # docs/experiments.md: narrowing wants it, epitomes do not mind
             "momentum": 0.9,
             "weight_decay": 5e-4,
             "channels_last": True,
@@ -88,7 +88,7 @@ _RESNET = Part(
     },
     epochs=6,
     start_epochs=4,
-    tuning={"peak_lr": 0.1, "warmup": 0.1},
+    tuning={"peak_lr": 0.2, "warmup": 0.1},
     skip=("conv1", "fc"),
     budgets=("params-0.5", "params-0.25", *_BYTES),
     methods=("dense", "width", *_EPITOMES, *_PEERS, *_FILES),
