@@ -19,7 +19,7 @@ def evenly_spread(
     whole: bool = False,
     device: torch.device | str | None = None,
 ) -> dict[Axis, Tensor]:
-    """Starts `(r + 1/2) * size / R`, never all equal.
+    """Starts `(r + 1/2) * size / R`, not all equal.
 
     With one start per pair of blocks the pairs are numbered row by row for the filters and column by column for the
     input channels, so that the two shifts of a pair are not tied to each other.
@@ -27,8 +27,10 @@ def evenly_spread(
     Args:
         spec: The shapes.
         within_reach: Spread over what a learner with a group length can reach, `[0, size - g]`, instead of the circle.
-        whole: Round them down to whole positions, to multiples of the group length where there is one; not on an axis
-            with fewer of those than blocks, where that would make blocks equal.
+        whole: Round them down to whole positions, to multiples of the group length where there is one. Blocks that
+            outnumber the positions of their axis then share some. Pairs of blocks that outnumber those of an axis are
+            dealt out over both axes, no two alike: rounded down, each axis would follow one block number only, and
+            the weight would lose rank.
         device: Where to make them.
 
     Returns:
@@ -44,12 +46,26 @@ def evenly_spread(
         group = spec.group(axis)
         sizes = [size - group if within_reach and group > 1 else size for size in spec.start_sizes[axis]]
         columns = [even * size for size in sizes]
-        if whole and prod(blocks) * group <= max(sizes):
+        if whole:
             # in whole numbers: a product a rounding below 3.0 must not become 2
             steps = [(2 * order + 1) * size // (2 * prod(blocks) * group) for size in sizes]
             columns = [step * group for step in steps]
         starts[axis] = torch.stack(columns, -1) if axis == "spatial" else columns[0].contiguous()
+    if whole and spec.channel_starts == "grid" and {"out", "in"} <= set(starts):
+        starts |= _dealt_out(spec, device)
     return starts
+
+
+def _dealt_out(spec: EpitomeSpec, device: torch.device | str | None) -> dict[Axis, Tensor]:
+    """Whole starts of pairs of blocks in an order without rule, if they outnumber the positions of an axis."""
+    pairs = spec.num_out_blocks * spec.num_in_blocks
+    rows, columns = (spec.epitome_shape[dim] // spec.group_length for dim in (0, 1))
+    if pairs <= min(rows, columns):
+        return {}
+    cells = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(0))
+    cells = cells[torch.arange(pairs) % len(cells)].view(spec.num_out_blocks, spec.num_in_blocks)
+    places: dict[Axis, Tensor] = {"out": cells // columns, "in": cells % columns}
+    return {axis: (place * spec.group_length).to(device, torch.float32) for axis, place in places.items()}
 
 
 def interpolation_gain(starts: Mapping[Axis, Tensor], spec: EpitomeSpec) -> float:

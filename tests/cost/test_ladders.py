@@ -45,11 +45,7 @@ def test_the_fast_costs_equal_the_formulas(
     assert epitome_params(weight, epitome, starts) == parameters(spec).total
     assert fewest_madds(layer, epitome, starts) == executed_madds(layer, spec)
     on_positions = interpolated_by(spec, evenly_spread(spec, whole=True))
-    whole = fewest_madds(layer, epitome, starts, whole_starts=True)
-    exact = executed_madds(layer, spec, on_positions)
-    assert exact <= whole <= executed_madds(layer, spec)
-    if spec.num_out_blocks <= epitome[0] and spec.num_in_blocks <= epitome[1]:  # else some lie on positions by chance
-        assert whole == exact
+    assert fewest_madds(layer, epitome, starts, whole_starts=True) == executed_madds(layer, spec, on_positions)
 
 
 def test_fixed_starts_leave_a_budget_of_multiply_adds_more_room() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import reference
 from contract import LayerCase
+from epitorch.functional import sample_weight
 from epitorch.init import evenly_spread, interpolation_gain
 from epitorch.nn import EpitomeConv2d, EpitomeLinear, learner_starts
 from epitorch.spec import EpitomeSpec
@@ -42,22 +43,45 @@ def test_a_fresh_map_is_evenly_spread(index: str) -> None:
 def test_fixed_starts_are_spread_over_whole_positions() -> None:
     starts = conv("fixed").starts()  # 5/6, 15/6, 25/6 and 1/2, 3/2, 5/2, 7/2, rounded down
     assert starts["out"].tolist() == [0, 2, 4]
-    assert starts["in"].tolist() == [0.375, 1.125, 1.875, 2.625]  # three positions are too few for four blocks
+    assert starts["in"].tolist() == [0, 1, 1, 2]  # 3/8, 9/8, 15/8 and 21/8: two blocks share a position
     assert starts["spatial"][:, 0].tolist() == [0, 1, 2, 3]
     grouped = EpitomeConv2d(8, 48, 1, epitome_shape=(20, 8, 1, 1), index="fixed", group_length=4)
     assert grouped.starts()["out"].tolist() == [0, 8, 16]  # 20/6, 10, 100/6, down to multiples of 4
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
+@settings(deadline=None)
 def test_whole_starts_are_the_exact_quotients_rounded_down(size: int, blocks: int) -> None:
-    """Exact: in floats 1.5 / 3 * 6 may be less than 3. With too few positions all stay between: no two are equal."""
+    """Exact: in floats 1.5 / 3 * 6 may be less than 3."""
     size, blocks = max(size, 2), max(blocks, 2)
     spec = EpitomeSpec.create((size * blocks, 1), (size, 1), block_out=1 if blocks > size else None)
     got = evenly_spread(spec, whole=True)["out"]
     count = spec.num_out_blocks
-    if count <= size:
-        assert got.tolist() == [int(Fraction((2 * r + 1) * size, 2 * count)) for r in range(count)]
-    assert len(set(got.tolist())) == count
+    assert got.tolist() == [int(Fraction((2 * r + 1) * size, 2 * count)) for r in range(count)]
+    assert len(set(got.tolist())) == min(count, size)
+
+
+@given(st.integers(2, 5), st.integers(2, 5), st.integers(1, 3), st.integers(1, 3), st.sampled_from([1, 2]))
+@settings(deadline=None)
+def test_whole_starts_of_pairs_of_blocks_differ(out: int, in_: int, rows: int, columns: int, group: int) -> None:
+    """As long as there are places for them; rounded down, 4 x 4 blocks on 4 x 4 positions would be separable ones."""
+    size = (rows * 2 * group, columns * 2 * group)
+    shape = (out * size[0], in_ * size[1])
+    spec = EpitomeSpec.create(shape, size, channel_starts="grid", group_length=group)
+    starts = evenly_spread(spec, whole=True)
+    for value, length in zip((starts["out"], starts["in"]), size, strict=True):
+        assert ((value % group) == 0).all()
+        assert (value < length).all()
+    pairs = set(zip(starts["out"].flatten().tolist(), starts["in"].flatten().tolist(), strict=True))
+    assert len(pairs) == min(out * in_, 4 * rows * columns)
+
+
+def test_crowded_pairs_of_blocks_keep_the_rank() -> None:
+    """A sixteenth of 16 x 16: separable starts leave rank 4."""
+    spec = EpitomeSpec.create((16, 16), (4, 4), channel_starts="grid")
+    starts = evenly_spread(spec, whole=True)
+    weight = sample_weight(torch.randn(4, 4, dtype=torch.float64), starts, spec)
+    assert torch.linalg.matrix_rank(weight) >= 13
 
 
 def test_a_fresh_learner_returns_the_map_whatever_the_input() -> None:

@@ -90,11 +90,9 @@ def fewest_madds(layer: Candidate, epitome: tuple[int, ...], starts: Starts, *, 
     if layer.own_forward or starts == "grid":
         return layer.madds
     (out, in_), (filters, inputs), at = layer.shape[:2], epitome[:2], layer.geometry
-    blocks_out, blocks_in = _blocks(layer.shape, epitome, starts)
-    # whole starts lie between positions all the same where those are fewer than the blocks: see `evenly_spread`
-    between_out, between_in = not whole_starts or blocks_out > filters, not whole_starts or blocks_in > inputs
-    lerps = 2 * out * (filters > 1 and between_out) * at.out_repeats * at.out_positions
-    sums = in_ * (1 + (inputs > 1 and between_in)) * at.in_repeats * at.in_positions
+    between = not whole_starts
+    lerps = 2 * out * (filters > 1 and between) * at.out_repeats * at.out_positions
+    sums = in_ * (1 + (inputs > 1 and between)) * at.in_repeats * at.in_positions
     rows = [(out, 0), (filters * at.in_repeats, lerps)][: 1 + (filters < out and filters * at.in_repeats < out)]
     columns = [(in_, 0), (inputs * at.out_repeats, sums)][: 1 + (inputs < in_ and inputs * at.out_repeats < in_)]
     taps = prod(layer.shape[2:]) * at.kernel_positions
