@@ -46,8 +46,7 @@ def evenly_spread(
         group = spec.group(axis)
         sizes = [size - group if within_reach and group > 1 else size for size in spec.start_sizes[axis]]
         columns = [even * size for size in sizes]
-        if whole:
-            # in whole numbers: a product a rounding below 3.0 must not become 2
+        if whole:  # in whole numbers: a product a rounding below 3.0 must not become 2
             steps = [(2 * order + 1) * size // (2 * prod(blocks) * group) for size in sizes]
             columns = [step * group for step in steps]
         starts[axis] = torch.stack(columns, -1) if axis == "spatial" else columns[0].contiguous()

@@ -45,7 +45,8 @@ def test_the_fast_costs_equal_the_formulas(
     assert epitome_params(weight, epitome, starts) == parameters(spec).total
     assert fewest_madds(layer, epitome, starts) == executed_madds(layer, spec)
     on_positions = interpolated_by(spec, evenly_spread(spec, whole=True))
-    assert fewest_madds(layer, epitome, starts, whole_starts=True) == executed_madds(layer, spec, on_positions)
+    whole = fewest_madds(layer, epitome, starts, whole_starts=True)
+    assert whole == executed_madds(layer, spec, on_positions) <= executed_madds(layer, spec)
 
 
 def test_fixed_starts_leave_a_budget_of_multiply_adds_more_room() -> None:

@@ -48,7 +48,7 @@ def test_the_approximation_is_the_least_squares_solution(
 ) -> None:
     shape = (min(filters, weight[0]), min(inputs, weight[1]), *weight[2:])
     spec = EpitomeSpec.create(weight, shape, channel_starts=starts)
-    whole = {axis: value.floor() for axis, value in evenly_spread(spec).items()}
+    whole = evenly_spread(spec, whole=True)
     units = torch.eye(spec.num_epitome, dtype=torch.float64).reshape(-1, *shape)
     design = torch.stack([sample_weight(unit, whole, spec).reshape(-1) for unit in units], 1)
     target = torch.randn(weight, dtype=torch.float64)

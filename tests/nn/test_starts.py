@@ -49,16 +49,17 @@ def test_fixed_starts_are_spread_over_whole_positions() -> None:
     assert grouped.starts()["out"].tolist() == [0, 8, 16]  # 20/6, 10, 100/6, down to multiples of 4
 
 
-@given(st.integers(1, 40), st.integers(1, 40))
+@given(st.integers(1, 40), st.integers(1, 400))
 @settings(deadline=None)
-def test_whole_starts_are_the_exact_quotients_rounded_down(size: int, blocks: int) -> None:
-    """Exact: in floats 1.5 / 3 * 6 may be less than 3."""
-    size, blocks = max(size, 2), max(blocks, 2)
-    spec = EpitomeSpec.create((size * blocks, 1), (size, 1), block_out=1 if blocks > size else None)
-    got = evenly_spread(spec, whole=True)["out"]
-    count = spec.num_out_blocks
-    assert got.tolist() == [int(Fraction((2 * r + 1) * size, 2 * count)) for r in range(count)]
-    assert len(set(got.tolist())) == min(count, size)
+def test_whole_starts_are_the_exact_quotients_rounded_down(size: int, filters: int) -> None:
+    """Exact: in floats 1.5 / 3 * 6 may be a little less than 3."""
+    spec = EpitomeSpec.create((filters, 1), (size, 1), block_out=1)
+    got = evenly_spread(spec, whole=True)
+    if "out" in got:
+        assert got["out"].tolist() == [int(Fraction((2 * r + 1) * size, 2 * filters)) for r in range(filters)]
+        assert len(set(got["out"].tolist())) > 1
+    else:
+        assert size == 1 or size >= filters
 
 
 @given(st.integers(2, 5), st.integers(2, 5), st.integers(1, 3), st.integers(1, 3), st.sampled_from([1, 2]))

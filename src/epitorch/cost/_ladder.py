@@ -70,7 +70,7 @@ def ladder(
 def epitome_params(weight: tuple[int, ...], epitome: tuple[int, ...], starts: Starts) -> int:
     """Epitome and routing map of `make_spec(...)`, many times faster: a long ladder asks thousands of times."""
     (out, in_), (filters, inputs) = weight[:2], epitome[:2]
-    blocks_out, blocks_in = _blocks(weight, epitome, starts)
+    blocks_out, blocks_in = (out, in_) if starts == "fine" else (-(-out // filters), -(-in_ // inputs))
     grid = starts == "grid"
     has_out = 1 < filters < out
     has_in = inputs > 1 and (inputs < in_ or (grid and blocks_out > 1))
@@ -78,21 +78,13 @@ def epitome_params(weight: tuple[int, ...], epitome: tuple[int, ...], starts: St
     return prod(epitome) + has_out * per_out + has_in * per_in
 
 
-def _blocks(weight: tuple[int, ...], epitome: tuple[int, ...], starts: Starts) -> tuple[int, int]:
-    """Blocks along filters and inputs."""
-    if starts == "fine":
-        return weight[0], weight[1]
-    return -(-weight[0] // epitome[0]), -(-weight[1] // epitome[1])
-
-
 def fewest_madds(layer: Candidate, epitome: tuple[int, ...], starts: Starts, *, whole_starts: bool = False) -> int:
     """`executed_madds` of `make_spec(...)`, likewise fast: the cheapest of folding, product map, wrapping and both."""
     if layer.own_forward or starts == "grid":
         return layer.madds
     (out, in_), (filters, inputs), at = layer.shape[:2], epitome[:2], layer.geometry
-    between = not whole_starts
-    lerps = 2 * out * (filters > 1 and between) * at.out_repeats * at.out_positions
-    sums = in_ * (1 + (inputs > 1 and between)) * at.in_repeats * at.in_positions
+    lerps = 2 * out * (filters > 1 and not whole_starts) * at.out_repeats * at.out_positions
+    sums = in_ * (1 + (inputs > 1 and not whole_starts)) * at.in_repeats * at.in_positions
     rows = [(out, 0), (filters * at.in_repeats, lerps)][: 1 + (filters < out and filters * at.in_repeats < out)]
     columns = [(in_, 0), (inputs * at.out_repeats, sums)][: 1 + (inputs < in_ and inputs * at.out_repeats < in_)]
     taps = prod(layer.shape[2:]) * at.kernel_positions

@@ -233,7 +233,7 @@ def approximate(weight: Tensor, spec: EpitomeSpec) -> Tensor:
     Returns:
         The approximation, of the weight's shape and dtype.
     """
-    starts = {axis: value.floor() for axis, value in evenly_spread(spec, device=weight.device).items()}
+    starts = evenly_spread(spec, whole=True, device=weight.device)
     exact = torch.float64 if spec.num_epitome >= 2**24 else torch.float32  # float32 counts to 2^24
     numbers = torch.arange(spec.num_epitome, device=weight.device, dtype=exact).reshape(spec.epitome_shape)
     owner = sample_weight(numbers, starts, spec).reshape(-1).long()
