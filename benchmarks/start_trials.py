@@ -38,11 +38,11 @@ def jitter(spec: EpitomeSpec, starts: Starts) -> None:
         return
     for axis, even in starts.items():
         size, blocks = spec.start_sizes[axis][0], even.numel()
-        if axis == "spatial" or blocks > size:
+        if axis == "spatial" or blocks > size or spec.group_length > 1:
             continue
         drawn = even.clone().fill_(0)
         while len(set(drawn.tolist())) < blocks:
-            drawn = ((torch.arange(blocks) + torch.rand(blocks)) * size / blocks).floor()
+            drawn = ((torch.arange(blocks) + torch.rand(blocks)) * size / blocks).floor().clamp(max=size - 1)
         starts[axis] = drawn.to(even)
 
 

@@ -25,6 +25,7 @@ from epitorch.cli import main
 from epitorch.deploy import ParityError
 from epitorch.errors import ExportError, InputError, MissingExtraError
 from epitorch.export import Int8Report, export_int8
+from epitorch.export._int8 import _errors
 from epitorch.export._made import round_rows
 from epitorch.export._onnx import run_onnx
 from epitorch.functional import sample_weight
@@ -312,3 +313,23 @@ def test_one_huge_calibration_input_does_not_hide_that_all_others_are_lost(tmp_p
     with pytest.raises(ParityError, match="does not compute what torch computes"):
         export_int8(net, images[:1], images, "onnx", tmp_path / "net.onnx")
     assert not (tmp_path / "net.onnx").exists()
+
+
+def test_inputs_that_torch_answers_with_nothing_but_zeros(tmp_path: Path) -> None:
+    """As after a ReLU: there is no relative error there, and the file is right."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 1, bias=False), nn.ReLU()).eval()
+    with torch.no_grad():
+        net[1].weight.fill_(1.0)
+    images = torch.rand(16, 3, 2, 2) * torch.tensor([1.0, -1.0]).repeat(8).view(16, 1, 1, 1)
+    expected = net(images)
+    assert int((expected == 0).sum()) == 8
+    report = export_int8(net, images[:1], images, "onnx", tmp_path / "net.onnx")
+    assert report.error < 0.1
+
+
+def test_errors_where_torch_answers_zero_count_against_the_other_answers() -> None:
+    two, zero, one = torch.full((1, 4), 2.0), torch.zeros(1, 4), torch.ones(1, 4)
+    assert _errors([[two], [zero]], [[two], [zero]]).tolist() == [0.0, 0.0]
+    assert _errors([[two], [zero]], [[one], [one]]).tolist() == [0.5, 0.5]
+    assert _errors([[zero]], [[one]]).tolist() == [float("inf")]
+    assert torch.isnan(_errors([[two], [zero]], [[two], [zero * float("nan")]])[1])

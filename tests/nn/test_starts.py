@@ -62,19 +62,54 @@ def test_whole_starts_are_the_exact_quotients_rounded_down(size: int, filters: i
         assert size == 1 or size >= filters
 
 
-@given(st.integers(2, 5), st.integers(2, 5), st.integers(1, 3), st.integers(1, 3), st.sampled_from([1, 2]))
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.sampled_from([1, 2]))
 @settings(deadline=None)
-def test_whole_starts_of_pairs_of_blocks_differ(out: int, in_: int, rows: int, columns: int, group: int) -> None:
-    """As long as there are places for them; rounded down, 4 x 4 blocks on 4 x 4 positions would be separable ones."""
-    size = (rows * 2 * group, columns * 2 * group)
-    shape = (out * size[0], in_ * size[1])
-    spec = EpitomeSpec.create(shape, size, channel_starts="grid", group_length=group)
+def test_pairs_of_blocks_shift_differently(out: int, in_: int, rows: int, columns: int, group: int) -> None:
+    """No two blocks of filters shift the input channels alike while there are other ways, and the other way round."""
+    size = (rows * group, columns * group)
+    spec = EpitomeSpec.create((out * size[0], in_ * size[1]), size, channel_starts="grid", group_length=group)
     starts = evenly_spread(spec, whole=True)
-    for value, length in zip((starts["out"], starts["in"]), size, strict=True):
+    ways = {"out": min(in_, rows**out), "in": min(out, columns**in_)}
+    for axis, value in starts.items():
+        length = spec.start_sizes[axis][0]
         assert ((value % group) == 0).all()
         assert (value < length).all()
-    pairs = set(zip(starts["out"].flatten().tolist(), starts["in"].flatten().tolist(), strict=True))
-    assert len(pairs) == min(out * in_, 4 * rows * columns)
+        rows_of_shifts = value if axis == "in" else value.t()
+        assert len(rows_of_shifts.unique(dim=0)) == ways[axis], axis
+
+
+@pytest.mark.parametrize(
+    "weight, epitome, block, filters",
+    [
+        ((16, 16), (3, 3), (3, 3), 16),  # more pairs than cells
+        ((16, 16), (1, 4), (1, 4), 16),  # filters have no starts
+        ((64, 64), (4, 64), (4, 64), 64),  # one block of input channels
+        ((96, 16), (8, 16), (8, 16), 96),
+        ((12, 2), (4, 2), (1, 2), 8),  # eight cells, one for each filter
+    ],
+)
+def test_no_filter_is_there_twice(weight: tuple[int, int], epitome: tuple[int, int], block: Any, filters: int) -> None:
+    spec = EpitomeSpec.create(weight, epitome, block_out=block[0], channel_starts="grid")
+    epitome_values = torch.randn(epitome, dtype=torch.float64)
+    for within_reach in (False, True):
+        starts = evenly_spread(spec, whole=True, within_reach=within_reach)
+        assert len(sample_weight(epitome_values, starts, spec).unique(dim=0)) == filters
+
+
+@pytest.mark.parametrize("pairs", ["grid", "separable"])
+def test_whole_starts_reach_the_last_group(pairs: str) -> None:
+    """A learner's reach is [0, size - g], both ends included."""
+    spec = EpitomeSpec.create((16, 16), (8, 8), channel_starts=pairs, group_length=4)
+    for axis, value in evenly_spread(spec, whole=True, within_reach=True).items():
+        assert set(value.flatten().tolist()) == {0, 4}, axis
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_shuffled_starts_under_another_default_device(device: str) -> None:
+    spec = EpitomeSpec.create((16, 16), (4, 4), channel_starts="grid")
+    with torch.device(device):
+        starts = evenly_spread(spec, whole=True)
+    assert {value.device.type for value in starts.values()} == {device}
 
 
 def test_crowded_pairs_of_blocks_keep_the_rank() -> None:

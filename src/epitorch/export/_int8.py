@@ -242,17 +242,26 @@ def _outputs(target: _Target, staged: Path, batches: Batches) -> list[list[Tenso
         ) from error
 
 
-def _error(expected: list[Tensor], got: list[Tensor]) -> Tensor:
-    """Norm of the difference over the norm of the output, all outputs of a batch together."""
-    pairs = [(a.double(), b.double()) for a, b in zip(expected, got, strict=True)]
-    difference, size = (sum(t.square().sum() for t in ts) for ts in ([a - b for a, b in pairs], [a for a, _ in pairs]))
-    return torch.as_tensor(difference / size).sqrt()
+def _errors(expected: list[list[Tensor]], got: list[list[Tensor]]) -> Tensor:
+    """Of each batch the norm of the difference over the norm of torch's output, all its outputs together.
+
+    Where torch's output is zero, as after a ReLU, the difference is set against the median norm of the others.
+    """
+    squares: list[list[Tensor]] = []
+    for one, other in zip(expected, got, strict=True):
+        pairs = [(a.double(), b.double()) for a, b in zip(one, other, strict=True)]
+        columns = zip(*((((a - b).square().sum(), a.square().sum()) for a, b in pairs)), strict=True)
+        squares.append([torch.stack(column).sum() for column in columns])
+    difference, size = torch.tensor(squares, dtype=torch.float64).unbind(1)
+    if (size > 0).any():
+        size = torch.where(size > 0, size, size[size > 0].median())
+    return torch.where(difference == 0, 0.0, difference / size).sqrt()
 
 
 def _compared(expected: list[list[Tensor]], got: list[list[Tensor]]) -> tuple[float, float | None]:
     """Median relative error of a batch, and how often the largest entry of the first output's rows is the same."""
     # the median: one input with huge outputs would hide what becomes of all others
-    error = float(torch.stack([_error(one, other) for one, other in zip(expected, got, strict=True)]).median())
+    error = float(_errors(expected, got).median())
     if not error < _WORST:
         raise ParityError(
             explain(
