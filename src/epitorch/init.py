@@ -75,33 +75,68 @@ def _shuffled_pairs(spec: EpitomeSpec, within_reach: bool, device: torch.device 
     if prod(blocks) <= min([count[axis] for axis in count if axis in spec.start_sizes], default=prod(blocks)):
         return {}
     generator = torch.Generator().manual_seed(0)
-    out = _different_rows(*blocks[::-1], count["out"], count["in"], generator).t()
-    in_ = _different_rows(*blocks, count["in"], count["out"], generator)
-    shuffled: dict[Axis, Tensor] = {"out": out, "in": in_}
+    out = _different_rows(*blocks[::-1], count["out"], count["in"] == 1, generator)
+    in_ = _different_rows(*blocks, count["in"], count["out"] == 1, generator)
+    if 1 not in count.values():
+        out, in_ = _parted(out, in_, count["out"]), _parted(in_, out, count["in"])
+    shuffled: dict[Axis, Tensor] = {"out": out.t(), "in": in_}
     return {axis: (shuffled[axis] * group).contiguous().to(device) for axis in count if axis in spec.start_sizes}
 
 
-def _different_rows(rows: int, columns: int, count: int, across: int, generator: torch.Generator) -> Tensor:
+def _different_rows(rows: int, columns: int, count: int, alone: bool, generator: torch.Generator) -> Tensor:
     """Places 0 to count - 1, shape (rows, columns): no two rows alike where `rows <= count^columns`.
 
-    Row r with the digits d_k to the base `count` has, in column c, the place `sum_k d_k * binomial(c, k)` modulo
-    `count`: binomials are a triangle of ones on the diagonal, so that all digits can be told from the first columns.
-    A column takes all places before it takes one again. Each is turned by a number of its own, and the places are
-    renamed, both shuffled. Of columns that the other axis, with `across` places, cannot tell apart each is turned by
-    one more than the one before.
+    If `alone`, no shifts of the other axis tell columns apart: two of them may then not be alike but for a turn.
+    """
+    if rows == 1 and columns <= count:
+        return (2 * torch.arange(columns, device="cpu") + 1).unsqueeze(0) * count // (2 * columns)
+    if alone:
+        draws = (_drawn_rows(rows, columns, count, generator) for _ in range(16))
+        return max(draws, key=lambda drawn: len(((drawn - drawn[:1]) % count).unique(dim=1).t()))
+    return (_drawn_rows if rows > 2 * count else _turned_rows)(rows, columns, count, generator)
+
+
+def _turned_rows(rows: int, columns: int, count: int, generator: torch.Generator) -> Tensor:
+    """A column has all places before it has one again, in one shuffled order, from a place of its own.
+
+    In the second round column c is c places further.
     """
     names = torch.randperm(count, generator=generator, device="cpu")
-    rounds = [torch.randperm(count, generator=generator, device="cpu") for _ in range(-(-columns // count))]
-    column = torch.arange(columns, device="cpu")
-    told = min(across**rows, columns)
-    places = (torch.cat(rounds)[column % told] + column // told).expand(rows, columns)
-    left = torch.arange(rows, device="cpu").unsqueeze(1)
-    binomial = torch.ones(columns, dtype=torch.int64, device="cpu")
-    while count > 1 and left.any() and binomial.any():
-        places = places + left % count * binomial
-        left = left // count
-        binomial = (binomial.cumsum(0) - binomial) % count  # of c over k + 1: the sum of those above it
-    return names[places % count]
+    row, column = (torch.arange(n, device="cpu") for n in (rows, columns))
+    begins = _rounds(columns, count, generator)
+    return names[(row.unsqueeze(1) + row.unsqueeze(1) // count * column + begins) % count]
+
+
+def _parted(places: Tensor, across: Tensor, count: int) -> Tensor:
+    """Columns of `places` whose rows in `across` are alike: the first, then it again, turned on in equal steps."""
+    kinds, kind, counts = across.unique(dim=0, return_inverse=True, return_counts=True)
+    if len(kinds) == len(across):
+        return places
+    order = kind.argsort(stable=True)
+    first = counts.cumsum(0) - counts  # in `order`, of each kind
+    turns = torch.empty_like(kind)
+    turns[order] = torch.arange(len(kind), device="cpu") - first.repeat_interleave(counts)
+    step = (count // counts).clamp(min=1)
+    return (places[:, order[first][kind]] + turns * step[kind]) % count
+
+
+def _drawn_rows(rows: int, columns: int, count: int, generator: torch.Generator) -> Tensor:
+    """Rows drawn without replacement: in more than two rounds balanced columns would cost rank."""
+    ways = count**columns
+    if ways <= max(2 * rows, 1024):
+        left = _rounds(rows, ways, generator).unsqueeze(1)
+        return left // torch.tensor([count**k for k in range(columns)], device="cpu") % count
+    drawn = torch.randint(count, (rows, columns), generator=generator, device="cpu")
+    while len(kept := drawn.unique(dim=0)) < rows:
+        more = torch.randint(count, (rows - len(kept), columns), generator=generator, device="cpu")
+        drawn = torch.cat([kept, more])
+    return drawn[torch.randperm(rows, generator=generator, device="cpu")]
+
+
+def _rounds(length: int, count: int, generator: torch.Generator) -> Tensor:
+    """Numbers below `count`, all of them in shuffled order before one comes again, shape (length,)."""
+    rounds = [torch.randperm(count, generator=generator, device="cpu") for _ in range(-(-length // count))]
+    return torch.cat(rounds)[:length]
 
 
 def interpolation_gain(starts: Mapping[Axis, Tensor], spec: EpitomeSpec) -> float:

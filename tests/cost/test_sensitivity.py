@@ -152,3 +152,21 @@ def test_the_cost_is_convex_and_falls_to_nothing(points: dict[float, float], kin
 def test_the_hull_lies_below_every_point() -> None:
     assert convex_hull([(0.25, 1.0), (0.5, 0.9), (0.75, 0.1)]) == [(0.25, 1.0), (0.75, 0.1), (1.0, 0.0)]
     assert convex_hull([(0.5, -1.0)]) == [(0.5, 0.0), (1.0, 0.0)]
+
+
+@pytest.mark.parametrize("index, starts", [("direct", "searched"), ("fixed", "searched_whole")])
+def test_searched_starts_cost_what_the_warm_start_leaves(index: Any, starts: Any) -> None:
+    """Where starts are fixed they are whole, which fits worse."""
+    model = nn.Sequential(nn.Conv2d(8, 8, 1))
+    weight = model[0].weight.detach().clone()
+    costs = {
+        one: epitorch.sensitivity(model, X, shares=(0.7,), form="fine", starts=one).costs["0"]
+        for one in ("searched", "searched_whole")
+    }
+    share, cost = costs[starts][-1]
+    plan = epitorch.plan(model, X, params=round(share * 64) + 16 + 8, form="fine", index=index)
+    epitorch.convert_(model, plan, init="least_squares")
+    made: Any = model[0].weight
+    left = torch.linalg.vector_norm(made.detach() - weight) / torch.linalg.vector_norm(weight)
+    assert cost == pytest.approx(float(left), rel=1e-4)
+    assert costs["searched"][-1][1] < costs["searched_whole"][-1][1]

@@ -25,7 +25,7 @@ from epitorch.cli import main
 from epitorch.deploy import ParityError
 from epitorch.errors import ExportError, InputError, MissingExtraError
 from epitorch.export import Int8Report, export_int8
-from epitorch.export._int8 import _errors
+from epitorch.export._int8 import _compared, _errors
 from epitorch.export._made import round_rows
 from epitorch.export._onnx import run_onnx
 from epitorch.functional import sample_weight
@@ -329,7 +329,41 @@ def test_inputs_that_torch_answers_with_nothing_but_zeros(tmp_path: Path) -> Non
 
 def test_errors_where_torch_answers_zero_count_against_the_other_answers() -> None:
     two, zero, one = torch.full((1, 4), 2.0), torch.zeros(1, 4), torch.ones(1, 4)
-    assert _errors([[two], [zero]], [[two], [zero]]).tolist() == [0.0, 0.0]
+    assert _errors([[two], [zero]], [[two], [zero]]).tolist() == [0.0]
     assert _errors([[two], [zero]], [[one], [one]]).tolist() == [0.5, 0.5]
     assert _errors([[zero]], [[one]]).tolist() == [float("inf")]
     assert torch.isnan(_errors([[two], [zero]], [[two], [zero * float("nan")]])[1])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_file_that_loses_half_of_the_inputs_is_refused(order: int, tmp_path: Path) -> None:
+    """Two batches, one of inputs so small that one scale for both leaves nothing of them."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 5, bias=False)).eval()
+    images = torch.cat([torch.randn(16, 3, 2, 2) * scale for scale in (1e-3, 1.0)[::order]])
+    with pytest.raises(ParityError, match="does not compute what torch computes"):
+        export_int8(net, images[:16], images, "onnx", tmp_path / "net.onnx")
+
+
+def test_zeros_that_are_right_do_not_hide_that_the_rest_is_wrong() -> None:
+    """A file that always says zero, where more than half of torch's answers are zero."""
+    one, zero = torch.ones(1, 4), torch.zeros(1, 4)
+    with pytest.raises(ParityError, match=r"1\.000"):
+        _compared([[zero]] * 3 + [[one]] * 2, [[zero]] * 5)
+    assert _compared([[zero]] * 3 + [[one]] * 2, [[zero]] * 3 + [[one]] * 2) == (0.0, 1.0)
+
+
+def test_a_model_whose_own_output_is_not_finite_is_told_so(tmp_path: Path) -> None:
+    class Log(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean((2, 3)).log()
+
+    images = torch.rand(16, 3, 2, 2)
+    images[5] = 0
+    with pytest.raises(InputError, match="own output is not finite"):
+        export_int8(nn.Sequential(nn.Conv2d(3, 3, 1), Log()), images[:1], images, "onnx", tmp_path / "net.onnx")
+
+
+def test_one_calibration_input_is_too_few(tmp_path: Path) -> None:
+    image = torch.rand(1, 3, 8, 8)
+    with pytest.raises(InputError, match=r"too few inputs to calibrate on[\s\S]*got: +1"):
+        export_int8(nn.Conv2d(3, 8, 3).eval(), image, image, "onnx", tmp_path / "net.onnx")

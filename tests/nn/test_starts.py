@@ -112,12 +112,27 @@ def test_shuffled_starts_under_another_default_device(device: str) -> None:
     assert {value.device.type for value in starts.values()} == {device}
 
 
-def test_crowded_pairs_of_blocks_keep_the_rank() -> None:
-    """A sixteenth of 16 x 16: separable starts leave rank 4."""
-    spec = EpitomeSpec.create((16, 16), (4, 4), channel_starts="grid")
-    starts = evenly_spread(spec, whole=True)
-    weight = sample_weight(torch.randn(4, 4, dtype=torch.float64), starts, spec)
-    assert torch.linalg.matrix_rank(weight) >= 13
+@pytest.mark.parametrize(
+    "weight, epitome, rank",
+    [
+        ((16, 16), (4, 4), 13),  # separable starts leave rank 4
+        ((64, 64), (4, 4), 64),  # sixteen blocks an axis on four places
+        ((32, 32), (2, 2), 32),
+        ((34, 23), (3, 1), 23),  # the other axis has one place
+        ((16, 96), (1, 6), 16),
+    ],
+)
+def test_crowded_pairs_of_blocks_keep_the_rank(weight: tuple[int, int], epitome: tuple[int, int], rank: int) -> None:
+    spec = EpitomeSpec.create(weight, epitome, channel_starts="grid")
+    values = torch.randn(epitome, dtype=torch.float64)
+    assert torch.linalg.matrix_rank(sample_weight(values, evenly_spread(spec, whole=True), spec)) >= rank
+
+
+@pytest.mark.parametrize("weight, epitome, block", [((32, 2), (16, 2), 4), ((48, 2), (24, 2), 6)])
+def test_short_blocks_read_the_whole_epitome(weight: tuple[int, int], epitome: tuple[int, int], block: int) -> None:
+    spec = EpitomeSpec.create(weight, epitome, block_out=block, channel_starts="grid")
+    numbers = torch.arange(spec.num_epitome, dtype=torch.float64).view(epitome)
+    assert len(sample_weight(numbers, evenly_spread(spec, whole=True), spec).unique()) == spec.num_epitome
 
 
 def test_a_fresh_learner_returns_the_map_whatever_the_input() -> None:

@@ -6,6 +6,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite, log
 from numbers import Real
 from pathlib import Path
@@ -29,8 +30,8 @@ from epitorch.warmstart import fit_epitome
 
 SHARES = (0.125, 0.25, 0.5, 0.75)
 Kind = Literal["reconstruction", "loss"]
-Starts = Literal["even", "searched"]
-STARTS = ("even", "searched")
+Starts = Literal["even", "searched", "searched_whole"]
+STARTS = ("even", "searched", "searched_whole")
 _LEAST_KEPT = 1e-9  # keeps the logarithm of a weight that is lost altogether finite
 Point = tuple[float, float]
 
@@ -127,7 +128,7 @@ def sensitivity(
         form: As for `plan`.
         axes: As for `plan`, the same for all layers.
         starts: "even": evenly spread, whole. "searched": those that `convert_(..., init="least_squares")` finds: the
-            cost of the warm start; many times slower.
+            cost of the warm start; many times slower. "searched_whole": those that it finds where starts are fixed.
         skip: As for `plan`.
         only: As for `plan`.
         depthwise: As for `plan`.
@@ -162,7 +163,7 @@ class _Measure:
         if batches is not None and not batches:
             raise InputError(explain("there are no data", expected="at least one batch (input, target)", got="none"))
         self.probe, self.batches, self.loss = probe, batches, loss
-        self.approximate = approximate if starts == "even" else nearest
+        self.approximate = _APPROXIMATIONS[starts]
         self.modules = dict(probe.named_modules())
         self.before = 0.0 if batches is None else self._mean_loss()
 
@@ -242,10 +243,17 @@ def approximate(weight: Tensor, spec: EpitomeSpec) -> Tensor:
     return (total / uses.clamp(min=1))[owner].reshape(spec.weight_shape).to(weight.dtype)
 
 
-def nearest(weight: Tensor, spec: EpitomeSpec) -> Tensor:
+def nearest(weight: Tensor, spec: EpitomeSpec, *, fractional: bool = True) -> Tensor:
     """The weight of the warm start: starts are searched too. Shapes and dtype as for `approximate`."""
-    fit = fit_epitome(weight, spec)
+    fit = fit_epitome(weight, spec, fractional=fractional)
     return sample_weight(fit.epitome, fit.starts, spec)
+
+
+_APPROXIMATIONS: Mapping[str, Callable[[Tensor, EpitomeSpec], Tensor]] = {
+    "even": approximate,
+    "searched": nearest,
+    "searched_whole": partial(nearest, fractional=False),
+}
 
 
 def convex_hull(points: Sequence[Point]) -> list[Point]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from epitorch.cost._allocate import allocate
 from epitorch.cost._ladder import AXES, FORMS, Axes, Form, Ladder, Rung, check_choice, executed_madds, ladder
-from epitorch.cost._sensitivity import Sensitivity
+from epitorch.cost._sensitivity import Sensitivity, Starts
 from epitorch.cost._sensitivity import sensitivity as measure_sensitivity
 from epitorch.cost._survey import Candidate, Survey, survey
 from epitorch.cost.analysis import interpolated_by
@@ -108,11 +108,12 @@ def plan(
     _check_not_converted(surveyed)
     ladders = ladders_of(surveyed, kind, form, axes, align, whole_starts=index == "fixed")
     if policy == "sensitivity" and sensitivity is None:
+        searched: Starts = "searched_whole" if index == "fixed" else "searched"
         sensitivity = measure_sensitivity(
             model,
             example_input,
             form=form,
-            starts="searched" if form == "fine" else "even",
+            starts=searched if form == "fine" else "even",
             skip=skip,
             only=only,
             depthwise=depthwise,

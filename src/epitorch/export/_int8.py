@@ -54,7 +54,8 @@ class Int8Report:
         bytes: Size, of both files for OpenVINO.
         images: Inputs that were calibrated on.
         compared: Of these, how many were compared with torch.
-        error: There: norm of the difference to torch over the norm of torch's output, median over batches.
+        error: There: norm of the difference to torch over the norm of torch's output, median over batches (of two the
+            larger; batches for which both say zero do not count).
         agreement: There: share whose largest output is torch's; None where the model does not return one row per input.
         float_weights: Weights of convolutions and linear layers that were left in float.
     """
@@ -147,6 +148,7 @@ def export_int8(
     net = deployed(net_or_model, arguments, strategy, fold_all=strategy == "size")
     compared = items[: max(1, _COMPARED // len(arguments[0]))]
     expected = [flat_output(net, one) for one in compared]
+    _check_finite(expected)
     with staging(path) as folder:
         staged = folder / path.name
         job = Job(net, arguments, strategy, dynamic, opset, False, noted_input(net_or_model))
@@ -178,8 +180,8 @@ def _items(example: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> Batches:
                 fix="prepare them as the model wants them: its dtype, mean and standard deviation",
             )
         )
-    _check_values(given)
     size, number = len(example[0]), len(given[0])
+    _check_numbers(given)
     if number < max(FEWEST, size):
         raise InputError(
             explain(
@@ -189,16 +191,21 @@ def _items(example: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> Batches:
                 fix="give more images; their ranges become the scales of the activations",
             )
         )
+    _check_values(given)
     return [tuple(value[k : k + size] for value in given) for k in range(0, number - size + 1, size)]
 
 
-def _check_values(given: tuple[Tensor, ...]) -> None:
-    """Raise InputError unless all arguments have as many inputs, all are finite, and they are not all the same."""
+def _check_numbers(given: tuple[Tensor, ...]) -> None:
+    """Raise InputError unless all arguments have as many inputs."""
     if len({len(value) for value in given}) > 1:
         got = " and ".join(str(len(value)) for value in given)
         raise InputError(
             explain("arguments differ in their number of calibration inputs", expected="as many of each", got=got)
         )
+
+
+def _check_values(given: tuple[Tensor, ...]) -> None:
+    """Raise InputError unless all values are finite, and inputs are not all the same."""
     if all(bool((value == value[:1]).all()) for value in given):
         got = f"the same one {len(given[0])} times"
         raise InputError(explain("calibration inputs say nothing of ranges", expected="different ones", got=got))
@@ -213,6 +220,19 @@ def _check_values(given: tuple[Tensor, ...]) -> None:
                     where=f"argument {place}, input {int(wrong[0])}",
                 )
             )
+
+
+def _check_finite(expected: list[list[Tensor]]) -> None:
+    wrong = sum(not all(bool(torch.isfinite(value).all()) for value in outputs) for outputs in expected)
+    if wrong:
+        raise InputError(
+            explain(
+                "the model's own output is not finite: there is nothing to compare an int8 file with",
+                expected="numbers from torch for every calibration input",
+                got=f"NaN or infinity in {wrong} of {len(expected)} batches",
+                fix="look for the cause in the model: a layer that divides by zero, a checkpoint that diverged",
+            )
+        )
 
 
 def _written(target: _Target, job: Job, staged: Path, items: Batches) -> tuple[str, ...]:
@@ -245,7 +265,7 @@ def _outputs(target: _Target, staged: Path, batches: Batches) -> list[list[Tenso
 def _errors(expected: list[list[Tensor]], got: list[list[Tensor]]) -> Tensor:
     """Of each batch the norm of the difference over the norm of torch's output, all its outputs together.
 
-    Where torch's output is zero, as after a ReLU, the difference is set against the median norm of the others.
+    Where torch's output is zero, as after a ReLU, there is none, and the batch is left out if the file says zero too.
     """
     squares: list[list[Tensor]] = []
     for one, other in zip(expected, got, strict=True):
@@ -253,15 +273,23 @@ def _errors(expected: list[list[Tensor]], got: list[list[Tensor]]) -> Tensor:
         columns = zip(*((((a - b).square().sum(), a.square().sum()) for a, b in pairs)), strict=True)
         squares.append([torch.stack(column).sum() for column in columns])
     difference, size = torch.tensor(squares, dtype=torch.float64).unbind(1)
+    known = (size != 0) | (difference != 0)
     if (size > 0).any():
         size = torch.where(size > 0, size, size[size > 0].median())
-    return torch.where(difference == 0, 0.0, difference / size).sqrt()
+    return (difference / size).sqrt()[known]
+
+
+def _middle(values: Tensor) -> float:
+    """The median, of two the larger: with two batches one that is lost must show."""
+    if torch.isnan(values).any():
+        return float("nan")
+    return float(values.sort().values[len(values) // 2]) if len(values) else 0.0
 
 
 def _compared(expected: list[list[Tensor]], got: list[list[Tensor]]) -> tuple[float, float | None]:
     """Median relative error of a batch, and how often the largest entry of the first output's rows is the same."""
     # the median: one input with huge outputs would hide what becomes of all others
-    error = float(_errors(expected, got).median())
+    error = _middle(_errors(expected, got))
     if not error < _WORST:
         raise ParityError(
             explain(
