@@ -9,6 +9,7 @@ PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "installing into $(VENV): about 7 GB and a few minutes, without further words"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

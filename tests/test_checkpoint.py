@@ -134,6 +134,9 @@ def test_missing_file(name: str, tmp_path: Path) -> None:
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder"):
         load_checkpoint(tmp_path / "none")
+    (tmp_path / "file").write_text("no checkpoint")
+    with pytest.raises(CheckpointError, match=r"got: +a file"):
+        load_checkpoint(tmp_path / "file")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

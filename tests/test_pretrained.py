@@ -131,7 +131,7 @@ def test_a_factory_of_the_user_s(tmp_path: Path) -> None:
     model, x = Own(6).eval(), torch.randn(2, 6)
     epitorch.save_pretrained(model, tmp_path)
     assert "factory=..." in (tmp_path / "README.md").read_text()
-    with pytest.raises(CheckpointError, match=r"does not say how 'Own' is built"):
+    with pytest.raises(CheckpointError, match=r"(?s)does not say how 'Own' is built.*backbone='torchvision:NAME'"):
         epitorch.from_pretrained(tmp_path)
     loaded: Any = epitorch.from_pretrained(tmp_path, factory=lambda: Own(6))
     same(loaded, model, x)

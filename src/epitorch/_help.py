@@ -16,7 +16,7 @@ MAIN = """
 """
 DEMO = """
     Train one small network on scikit-learn's handwritten digits (they come with scikit-learn: no network access) in
-    three forms, dense, narrowed, and as epitomes within the narrowed one's parameters, and print what each reached.
+    four forms, dense, narrowed, and twice as epitomes of the narrowed one's size, and print what each reached.
     Takes about a minute on two cores.
 
     writes to --out (default runs/demo): results.json, and a folder for each run with its checkpoint, metrics and log.

@@ -170,8 +170,9 @@ def load_results(path: Path) -> list[RunResult]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
+        got = error if isinstance(error, OSError) else f"no JSON: {error}"
         raise InputError(
-            explain("the results cannot be read", expected="a results.json", got=error, where=str(path))
+            explain("the results cannot be read", expected="a results.json", got=got, where=str(path))
         ) from error
     runs = data["runs"] if isinstance(data, dict) and isinstance(data.get("runs"), list) else [data]
     return [result_from_json(run, where=str(path)) for run in runs]

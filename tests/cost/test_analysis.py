@@ -343,7 +343,16 @@ def test_table_is_aligned_and_ends_in_totals(small: Cost) -> None:
     end = lines[0].index("  kind")
     assert all(line[end : end + 2] == "  " for line in lines[: len(small.layers) + 1])
     assert any(line.startswith("params = epitomes 108 + routing maps 4") for line in lines)
-    assert "(everything else)" in str(small)
+    assert "(outside of these layers)" in str(small)
+    assert "MAdds are those of one input of 3x8x8" in str(small)
+
+
+def test_inputs_of_several_arguments_are_told_without_the_batch() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+            return x * scale
+
+    assert count(Two(), (torch.zeros(4, 3, 8, 8), torch.ones(()))).inputs == ((3, 8, 8), ())
 
 
 def test_plain_data(small: Cost) -> None:

@@ -247,7 +247,7 @@ def test_shards_sorted_by_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize("holdout", [60, 100])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_too_many_held_out(layout: str, holdout: int, tmp_path: Path) -> None:
-    assert_refused(write_set(tmp_path, layout), "cannot hold out", "hold out fewer images", holdout=holdout)
+    assert_refused(write_set(tmp_path, layout), "cannot hold out", "data.holdout", holdout=holdout)
 
 
 def test_a_missing_shard(tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ def _maker(
                 expected="the function that builds it",
                 got="no factory",
                 where=str(folder),
-                fix="give it: from_pretrained(..., factory=function)",
+                fix="give it: from_pretrained(..., factory=function); for the command line save the model again with "
+                "backbone='torchvision:NAME', or with backbone='package.module:function' and --allow-factory",
             )
         )
     if not allow_factory and not is_library_name(config.model):

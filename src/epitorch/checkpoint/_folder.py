@@ -128,10 +128,14 @@ def _bytes(path: Path, limit: int | None = None) -> bytes:
         raise damaged(path, f"{type(error).__name__}: {error}") from error
 
 
+def _no_folder(path: Path) -> str:
+    return "a file" if path.is_file() else "no such folder"
+
+
 def _check_there(path: Path) -> None:
     if path.is_file():
         return
-    there = first(sorted(p.name for p in path.parent.iterdir())) if path.parent.is_dir() else "no such folder"
+    there = first(sorted(p.name for p in path.parent.iterdir())) if path.parent.is_dir() else _no_folder(path.parent)
     raise CheckpointError(
         explain(
             f"there is no checkpoint here: {path.name} is missing",

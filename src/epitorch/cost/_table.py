@@ -26,7 +26,7 @@ def table(cost: Cost) -> str:
     ]
     rest = cost.params - sum(layer.params for layer in cost.layers)
     total = (cost.madds, cost.madds_interpolation, cost.madds_paper, cost.madds_dense)
-    rows.append(("(everything else)", "", f"{rest:,}", "", "", "", "", ""))
+    rows.append(("(outside of these layers)", "", f"{rest:,}", "", "", "", "", ""))
     rows.append(("total", "", f"{cost.params:,}", *(f"{number:,}" for number in total), ""))
     return "\n".join([*aligned([head, *rows], left=(0, 1, 7)), *_notes(cost)])
 
@@ -34,8 +34,11 @@ def table(cost: Cost) -> str:
 def _notes(cost: Cost) -> list[str]:
     notes = [
         f"params = epitomes {cost.params_epitome:,} + routing maps {cost.params_routing:,}"
-        f" + everything else {cost.params_other:,}"
+        f" + everything that is no epitome {cost.params_other:,}"
     ]
+    if cost.inputs:
+        sizes = ", ".join("x".join(map(str, shape)) for shape in cost.inputs)
+        notes.append(f"MAdds are those of one input of {sizes}")
     if cost.params_learner:
         notes.append(f"index learners (training only, not in params): {cost.params_learner:,}")
     if cost.by_kind:

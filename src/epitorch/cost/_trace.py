@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from epitorch.cost.formulas import Kind
 from epitorch.errors import InputError, explain
@@ -98,6 +98,13 @@ def as_arguments(example_input: Any) -> tuple[Any, ...]:
     """The model's positional arguments, copied: a model may write into its input."""
     arguments = example_input if isinstance(example_input, tuple) else (example_input,)
     return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), arguments)
+
+
+def sample_shapes(arguments: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
+    """Of all tensors among a model's arguments, without the axis of the batch."""
+    shapes = [tuple(leaf.shape) for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    batch = shapes[0][:1] if shapes else ()
+    return tuple(shape[1:] if shape[:1] == batch else shape for shape in shapes)
 
 
 def eval_copy(model: nn.Module) -> nn.Module:

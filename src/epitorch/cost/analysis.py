@@ -19,6 +19,7 @@ from epitorch.cost._trace import (
     eval_copy,
     is_linear,
     operator_kind,
+    sample_shapes,
     trace,
 )
 from epitorch.cost.formulas import (
@@ -135,7 +136,7 @@ class Cost:
     `params = params_epitome + params_routing + params_other`; learners are training only and counted apart.
     `madds` is what the deployed network executes (strategy "reuse"), `madds_interpolation` of it included.
     `buffer_bytes` is what the state holds besides parameters and routing maps, statistics of batch norm mostly, and
-    `epitome_channels` the output channels of all epitomes; neither is in `params`.
+    `epitome_channels` the output channels of all epitomes; neither is in `params`. `inputs`: shapes of a sample.
     """
 
     layers: tuple[LayerCost, ...]
@@ -147,6 +148,7 @@ class Cost:
     operators: tuple[OperatorCost, ...] = ()
     buffer_bytes: int = 0
     epitome_channels: int = 0
+    inputs: tuple[tuple[int, ...], ...] = ()
 
     def stored_bytes(self, epitome_bits: int = 32) -> int:
         """Bytes of the tensors of a float32 network in a file, learners left out (`save_pretrained`).
@@ -224,8 +226,7 @@ def count(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> Cost:
         example_input: A tensor, or a tuple of the model's arguments; the first axis of the first tensor is the batch.
 
     Returns:
-        Totals, a row for each convolution, linear and epitome layer, operators that none of them owns, and what could
-        not be counted.
+        Totals, a row for each convolution, linear and epitome layer, operators of no layer, what could not be counted.
 
     Raises:
         InputError: If the example holds no tensor.
@@ -238,7 +239,8 @@ def count(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> Cost:
     """
     check_is_model(model)
     watched = eval_copy(model)
-    return cost_of(watched, trace(watched, as_arguments(example_input)))
+    arguments = as_arguments(example_input)
+    return replace(cost_of(watched, trace(watched, arguments)), inputs=sample_shapes(arguments))
 
 
 def cost_of(watched: nn.Module, record: Trace) -> Cost:

@@ -58,7 +58,8 @@ def _totals(plan: Plan) -> list[str]:
     if asked is None:
         return [*lines, "no budget is known: this plan was written by hand"]
     lines.append(f"parameters  {_change(asked.params_dense, plan.params)}")
-    lines.append(f"MAdds       {_change(asked.madds_dense, plan.madds)}")
+    at = "" if not asked.input_shape else f", for one input of {_shape(asked.input_shape[1:])}"
+    lines.append(f"MAdds       {_change(asked.madds_dense, plan.madds)}{at}")
     if plan.madds != plan.madds_fresh:
         lines.append(f"{_number(plan.madds_fresh):>12} MAdds right after conversion: whole starts are not interpolated")
     total = plan.params if asked.kind == "params" else plan.madds

@@ -169,7 +169,8 @@ def read_json(path: Path, expected: str, error_type: type[InputError] = InputErr
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise error_type(explain("this file cannot be read", expected=expected, got=error, where=str(path))) from error
+        got = error if isinstance(error, OSError) else f"no JSON: {error}"
+        raise error_type(explain("this file cannot be read", expected=expected, got=got, where=str(path))) from error
 
 
 def _labels(found: Sequence[Found], names: list[str]) -> list[str]:

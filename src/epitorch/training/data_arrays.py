@@ -158,7 +158,7 @@ def holdout_error(arrays: Labelled, n: object, expected: str) -> DataError:
             expected=expected,
             got=repr(n),
             where=arrays.source,
-            fix="hold out fewer images",
+            fix="hold out fewer images: data.holdout in the recipe (5000 where it says nothing)",
         )
     )
 
