@@ -65,22 +65,20 @@ def _shuffled_pairs(spec: EpitomeSpec, within_reach: bool, device: torch.device 
     Filters shift differently from one block of input channels to the next, input channels from one block of filters to
     the next: those are what tells two columns, or two rows, of blocks apart.
     """
-    group = spec.group_length
-    count: dict[Axis, int] = {"out": 1, "in": 1}
-    for axis in count:
-        if axis in spec.start_sizes:
-            size = spec.start_sizes[axis][0]
-            count[axis] = size // group if within_reach else -(-size // group)
+    axes: tuple[Axis, ...] = ("out", "in")
+    group, sizes = spec.group_length, {axis: spec.start_sizes[axis][0] for axis in axes if axis in spec.start_sizes}
+    count = {axis: size // group if within_reach else -(-size // group) for axis, size in sizes.items()}
     blocks = (spec.num_out_blocks, spec.num_in_blocks)
-    if prod(blocks) <= min([count[axis] for axis in count if axis in spec.start_sizes], default=prod(blocks)):
+    if not count or prod(blocks) <= min(count.values()):
         return {}
+    rows, columns = count.get("out", 1), count.get("in", 1)
     generator = torch.Generator().manual_seed(0)
-    out = _different_rows(*blocks[::-1], count["out"], count["in"] == 1, generator)
-    in_ = _different_rows(*blocks, count["in"], count["out"] == 1, generator)
-    if 1 not in count.values():
-        out, in_ = _parted(out, in_, count["out"]), _parted(in_, out, count["in"])
+    out = _different_rows(*blocks[::-1], rows, columns == 1, generator)
+    in_ = _different_rows(*blocks, columns, rows == 1, generator)
+    if rows > 1 and columns > 1:
+        out, in_ = _parted(out, in_, rows), _parted(in_, out, columns)
     shuffled: dict[Axis, Tensor] = {"out": out.t(), "in": in_}
-    return {axis: (shuffled[axis] * group).contiguous().to(device) for axis in count if axis in spec.start_sizes}
+    return {axis: (shuffled[axis] * group).contiguous().to(device) for axis in count}
 
 
 def _different_rows(rows: int, columns: int, count: int, alone: bool, generator: torch.Generator) -> Tensor:
