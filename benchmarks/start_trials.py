@@ -6,7 +6,10 @@ The first word names the changes, the rest is what `epitorch train` takes:
 
     none    nothing
     jitter  separable starts: one anywhere in each of R equal parts of the axis, whole
+    halves  separable starts: every second block half a position further
     latin   starts of pairs of blocks: 3 r s modulo the size
+    whole   learned starts of pairs of blocks begin where fixed ones lie
+    parts   starts of pairs of blocks: 3 r s on the compressed axis, the block's own part of the epitome on the other
     rows    starts of pairs of blocks: all pairs of an output block share its start on the filters
     sign    normalisation behind epitomes with repeated filters: scale -1 in every second output block
     shift   such normalisation: shifts spread over the output blocks, within 0.5
@@ -46,6 +49,15 @@ def jitter(spec: EpitomeSpec, starts: Starts) -> None:
         starts[axis] = drawn.to(even)
 
 
+def halves(spec: EpitomeSpec, starts: Starts) -> None:
+    """Copies of a filter become means of it and its neighbour."""
+    if spec.channel_starts == "grid":
+        return
+    for axis, even in starts.items():
+        if axis != "spatial" and spec.start_sizes[axis][0] > 1:
+            starts[axis] = even + 0.5 * (torch.arange(even.numel()) % 2).to(even)
+
+
 def latin(spec: EpitomeSpec, starts: Starts) -> None:
     """Shifts of which no two output blocks have the same differences."""
     if spec.channel_starts != "grid":
@@ -62,6 +74,32 @@ def rows(spec: EpitomeSpec, starts: Starts) -> None:
     even, size = starts["out"], spec.start_sizes["out"][0]
     row = torch.arange(even.shape[0]).unsqueeze(1).expand(even.shape)
     starts["out"] = ((2 * row + 1) * size // (2 * even.shape[0])).to(even)
+
+
+def parts(spec: EpitomeSpec, starts: Starts) -> None:
+    """Products of an input block with its part of the epitome are formed once and added up in other combinations.
+
+    Where the input channels are compressed: they are added up in other combinations for each output block.
+    """
+    if spec.channel_starts != "grid":
+        return
+    rows, columns = (torch.arange(n) for n in (spec.num_out_blocks, spec.num_in_blocks))
+    part = columns % (spec.epitome_shape[1] // spec.block_in)  # wrapped inputs: what is added up meets the same part
+    turns = 3 * rows.unsqueeze(1) * (part if spec.epitome_shape[0] < spec.weight_shape[0] else columns)
+    if spec.epitome_shape[0] < spec.weight_shape[0]:
+        starts["out"] = (turns % spec.epitome_shape[0]).to(starts["out"])
+        starts["in"] = (part * spec.block_in).expand_as(turns).to(starts["in"])
+    else:
+        starts["in"] = (turns % spec.epitome_shape[1]).to(starts["in"])
+        if "out" in starts:
+            starts["out"] = (rows.unsqueeze(1) * spec.block_out).expand_as(turns).to(starts["out"])
+
+
+def whole(spec: EpitomeSpec, starts: Starts) -> None:
+    """The places of fixed starts, a thousandth above them: at a whole start the gradient is one-sided."""
+    if spec.channel_starts == "grid":
+        fixed = evenly_spread(spec, whole=True)
+        starts |= {axis: fixed[axis].to(even) + 1e-3 for axis, even in starts.items() if axis != "spatial"}
 
 
 def sign(norm: nn.BatchNorm2d, block: Tensor) -> None:
@@ -81,7 +119,14 @@ def knots(norm: nn.BatchNorm2d, block: Tensor) -> None:
     norm.bias.add_((block // 2) / max(1, last // 2) * -0.5 if last > 1 else 0.0)
 
 
-PLACES: Mapping[str, Callable[[EpitomeSpec, Starts], None]] = {"jitter": jitter, "latin": latin, "rows": rows}
+PLACES: Mapping[str, Callable[[EpitomeSpec, Starts], None]] = {
+    "jitter": jitter,
+    "halves": halves,
+    "latin": latin,
+    "parts": parts,
+    "rows": rows,
+    "whole": whole,
+}
 NORMS: Mapping[str, Callable[[nn.BatchNorm2d, Tensor], None]] = {"sign": sign, "shift": shift, "knots": knots}
 
 

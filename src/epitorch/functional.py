@@ -44,7 +44,7 @@ def sample_weight(epitome: Tensor, starts: Mapping[Axis, Tensor], spec: EpitomeS
                 [0.5000, 0.5000]])
     """
     _check(epitome, starts, spec)
-    if spec.channel_starts == "grid" or "spatial" in starts:
+    if spec.channel_starts != "separable" or "spatial" in starts:
         return _sample_blocks(epitome, starts, spec)
     weight = epitome
     for dim, (axis, block, _) in enumerate(_channel_axes(spec)):
@@ -132,12 +132,10 @@ def _join_blocks(patches: Tensor, spec: EpitomeSpec) -> Tensor:
 def _axes(starts: Mapping[Axis, Tensor], spec: EpitomeSpec) -> list[tuple[Tensor, Shift | None]]:
     """For each axis of the weight: positions to read, shape (R_out | 1, R_in | 1, length), and their shift."""
     device = next(iter(starts.values())).device if starts else None
-    grid = spec.channel_starts == "grid"
     found: list[tuple[Tensor, Shift | None]] = []
     for dim, (axis, block, blocks) in enumerate(_channel_axes(spec)):
-        owners = "grid" if grid else axis
         if axis in starts:
-            shift = split_starts(by_pair(starts[axis], owners), spec.epitome_shape[dim], spec.group_length)
+            shift = split_starts(by_pair(starts[axis], spec.owners(axis)), spec.epitome_shape[dim], spec.group_length)
             found.append((shift.window(block + shift.group), shift))
         else:
             index = torch.arange(blocks * block, device=device).remainder(spec.epitome_shape[dim])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod, sqrt
+from math import gcd, prod, sqrt
 
 import torch
 from torch import Tensor
@@ -42,6 +42,9 @@ def evenly_spread(
     for axis, shape in spec.start_shapes.items():
         blocks = shape[:-1] if axis == "spatial" else shape
         order = torch.arange(prod(blocks), device=device, dtype=torch.int64).reshape(blocks)
+        if spec.channel_starts == f"grid_{axis}":
+            starts[axis] = _turned_pairs(spec, axis, within_reach, whole, device)
+            continue
         if axis == "in" and len(blocks) == 2:
             order = order.reshape(-1).reshape(blocks[1], blocks[0]).t()
         group = spec.group(axis)
@@ -57,6 +60,26 @@ def evenly_spread(
     if whole and spec.channel_starts == "grid":
         starts |= _shuffled_pairs(spec, within_reach, device)
     return {axis: value.to(torch.float32) for axis, value in starts.items()}
+
+
+def _turned_pairs(spec: EpitomeSpec, axis: Axis, within_reach: bool, whole: bool, device: torch.device | str) -> Tensor:
+    """Starts of pairs of blocks on one channel axis, shape `(R_out, R_in)`: `step * r * s` positions.
+
+    Spread row by row, the differences within a row would be those of every other: the blocks of such an axis would be
+    turned copies of each other. Here no two rows differ by a turn, nor two columns, as long as there are other ways. If
+    not `whole`, each block lies another part of a position further along, and none at 0, which no learner reaches.
+    """
+    size, group = spec.start_sizes[axis][0], spec.group_length
+    places = size // group
+    step = next((n for n in range(3, places) if gcd(n, places) == 1), 1)
+    row, column = (torch.arange(n, device=device, dtype=torch.int64) for n in (spec.num_out_blocks, spec.num_in_blocks))
+    own, other = (row.unsqueeze(1), column) if axis == "out" else (column, row.unsqueeze(1))
+    turned = (step * own * other + own // places * (other * (other - 1) // 2)) % places * group
+    if whole or group == size:
+        return turned
+    count = spec.num_out_blocks if axis == "out" else spec.num_in_blocks
+    between = turned + (own + 0.5) / count * group
+    return between.clamp(max=size - group) if within_reach and group > 1 else between
 
 
 def _shuffled_pairs(spec: EpitomeSpec, within_reach: bool, device: torch.device | str) -> dict[Axis, Tensor]:
@@ -146,14 +169,12 @@ def interpolation_gain(starts: Mapping[Axis, Tensor], spec: EpitomeSpec) -> floa
     """
     variance = torch.ones(spec.num_out_blocks, spec.num_in_blocks, dtype=torch.float64)
     for axis, value in starts.items():
-        grid = axis != "spatial" and spec.channel_starts == "grid"
-        owners = "grid" if grid else spec.spatial_starts if axis == "spatial" else axis
         columns = value.unbind(-1) if axis == "spatial" else (value,)
         for column, size in zip(columns, spec.start_sizes[axis], strict=True):
             if spec.group(axis) == size:
                 continue  # both neighbours are the same element
             fraction = split_starts(column.detach().double().cpu(), size, spec.group(axis)).fraction
-            variance = variance * by_pair((1 - fraction) ** 2 + fraction**2, owners)
+            variance = variance * by_pair((1 - fraction) ** 2 + fraction**2, spec.owners(axis))
     rows = _block_lengths(spec.weight_shape[0], spec.block_out)
     columns_in = _block_lengths(spec.weight_shape[1], spec.block_in)
     return sqrt(float(rows @ variance @ columns_in) / (spec.weight_shape[0] * spec.weight_shape[1]))

@@ -15,11 +15,11 @@ from typing import Literal
 from epitorch.errors import ShapeError, explain
 
 SpatialStarts = Literal["in", "out", "grid"]
-ChannelStarts = Literal["separable", "grid"]
+ChannelStarts = Literal["separable", "grid", "grid_out", "grid_in"]
 Axis = Literal["out", "in", "spatial"]
 
 SPATIAL_STARTS = ("in", "out", "grid")
-CHANNEL_STARTS = ("separable", "grid")
+CHANNEL_STARTS = ("separable", "grid", "grid_out", "grid_in")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class EpitomeSpec:
         block_out: Patch length along the filters (the paper's beta_2), at most `O`; default `O`.
         block_in: Patch length along the input channels (beta_1), at most `I`; default `I`.
         spatial_starts: Which blocks own the spatial starts: input blocks (the paper), output blocks (WSNet) or pairs.
-        channel_starts: One start per block of an axis (the paper) or one per (output, input) pair of blocks.
+        channel_starts: One start per block of an axis (the paper) or one per (output, input) pair of blocks: on both
+            channel axes ("grid"), on the filters alone ("grid_out") or on the input channels alone ("grid_in").
         group_length: Length g of the super-index on the channel axes; None or 1 is plain interpolation.
         spatial_shift: Give every spatial axis longer than 1 starts, also where `L_k = K_k`.
 
@@ -192,7 +193,7 @@ class EpitomeSpec:
         """The input axis is compressed and longer than 1, or shifted by each output block of a grid."""
         if self.epitome_shape[1] == 1:
             return False
-        shifted = self.channel_starts == "grid" and self.num_out_blocks > 1
+        shifted = self.owners("in") == "grid" and self.num_out_blocks > 1
         return self.epitome_shape[1] < self.weight_shape[1] or shifted
 
     @cached_property
@@ -205,15 +206,14 @@ class EpitomeSpec:
     def start_shapes(self) -> dict[Axis, tuple[int, ...]]:
         """Shape of each array of starts, in the order out, in, spatial; only those that exist."""
         pairs = (self.num_out_blocks, self.num_in_blocks)
-        grid = self.channel_starts == "grid"
+        owned = {"in": pairs[1:], "out": pairs[:1], "grid": pairs}
         shapes: dict[Axis, tuple[int, ...]] = {}
         if self.has_out_starts:
-            shapes["out"] = pairs if grid else pairs[:1]
+            shapes["out"] = owned[self.owners("out")]
         if self.has_in_starts:
-            shapes["in"] = pairs if grid else pairs[1:]
+            shapes["in"] = owned[self.owners("in")]
         if self.spatial_axes:
-            owners = {"in": pairs[1:], "out": pairs[:1], "grid": pairs}[self.spatial_starts]
-            shapes["spatial"] = (*owners, len(self.spatial_axes))
+            shapes["spatial"] = (*owned[self.owners("spatial")], len(self.spatial_axes))
         return shapes
 
     @cached_property
@@ -225,6 +225,12 @@ class EpitomeSpec:
             "spatial": tuple(self.window[k] for k in self.spatial_axes),
         }
         return {axis: sizes[axis] for axis in self.start_shapes}
+
+    def owners(self, axis: Axis) -> SpatialStarts:
+        """Which blocks have starts of their own on an axis: output blocks, input blocks, or pairs of them."""
+        if axis == "spatial":
+            return self.spatial_starts
+        return "grid" if self.channel_starts in ("grid", f"grid_{axis}") else axis
 
     def group(self, axis: Axis) -> int:
         """Distance of the grid that starts on this axis interpolate between: g on channels, 1 in space."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import epitorch
 from epitorch.cost import count
-from epitorch.deploy.reuse import ReuseLayer
+from epitorch.deploy.reuse_layers import ReuseLayer
 from epitorch.models.mobilenetv2 import mobilenetv2, mobilenetv2_plan
 from epitorch.nn import EpitomeConv1d, EpitomeConv2d, EpitomeConvTranspose2d, EpitomeLayer
 from epitorch.plans import LayerPlan, Plan

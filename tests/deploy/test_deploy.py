@@ -15,7 +15,7 @@ import epitorch
 from epitorch import deploy
 from epitorch.cost import Reason, count
 from epitorch.deploy import Deployment, ParityError
-from epitorch.deploy.reuse import ReuseConv, ReuseLayer
+from epitorch.deploy.reuse_layers import ReuseConv, ReuseLayer
 from epitorch.errors import ConversionError, InputError, StartsError
 from epitorch.models.mobilenetv2 import mobilenetv2, mobilenetv2_plan
 from epitorch.nn import EpitomeConv2d, EpitomeLayer, EpitomeLinear, IndexLearner

@@ -19,7 +19,7 @@ from epitorch import deploy
 from epitorch.deploy import FusionReport, fuse, native_available
 from epitorch.deploy._fused_match import is_inverted_residual
 from epitorch.deploy.fused import FusedChain, FusedConv, FusedInvertedResidual
-from epitorch.deploy.reuse import ReuseConv
+from epitorch.deploy.reuse_layers import ReuseConv
 from epitorch.errors import InputError
 from epitorch.models.mobilenetv2 import mobilenetv2, mobilenetv2_plan
 from epitorch.nn import EpitomeLayer

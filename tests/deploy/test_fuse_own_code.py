@@ -20,7 +20,7 @@ from epitorch import deploy
 from epitorch.deploy import ParityError, _fused_pass, fuse, native_available, native_problem
 from epitorch.deploy._fused_native import NativeChain
 from epitorch.deploy.fused import FusedChain, FusedConv, FusedInvertedResidual, FusedStage
-from epitorch.deploy.reuse import ReuseConv
+from epitorch.deploy.reuse_layers import ReuseConv
 
 timm: Any = pytest.importorskip("timm")
 native = pytest.mark.skipif(not native_available(), reason=native_problem() or "there")

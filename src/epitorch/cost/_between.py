@@ -20,7 +20,7 @@ def interpolated_of(layer: EpitomeLayer) -> Interpolated:
 
 def interpolated_by(spec: EpitomeSpec, starts: dict[Axis, Tensor]) -> Interpolated:
     """What lies between two positions, for the given starts."""
-    out_blocks = _blocks_between(spec, starts)
+    out_blocks = _blocks_between(spec, starts) if spec.owners("out") == "out" else ()
     return Interpolated(_between(spec, starts, "out"), _between(spec, starts, "in"), out_blocks, _axes(spec, starts))
 
 
@@ -28,10 +28,12 @@ def _between(spec: EpitomeSpec, starts: dict[Axis, Tensor], axis: Axis) -> int:
     dim, block = (0, spec.block_out) if axis == "out" else (1, spec.block_in)
     if axis not in starts:
         return 0
-    if starts[axis].is_meta:
-        return spec.weight_shape[dim]
-    fraction = split_starts(starts[axis].detach(), spec.epitome_shape[dim], spec.group_length).fraction
-    return interpolated_channels(spec.weight_shape[dim], block, (fraction != 0).tolist())
+    pairs = starts[axis] if starts[axis].dim() == 1 else starts[axis].movedim(dim, -1)  # blocks of the axis last
+    if pairs.is_meta:
+        return spec.weight_shape[dim] * pairs[..., 0].numel()
+    between = split_starts(pairs.detach(), spec.epitome_shape[dim], spec.group_length).fraction != 0
+    rows = between.reshape(-1, between.shape[-1]).tolist()
+    return sum(interpolated_channels(spec.weight_shape[dim], block, row) for row in rows)
 
 
 def _blocks_between(spec: EpitomeSpec, starts: dict[Axis, Tensor]) -> tuple[bool, ...]:

@@ -13,12 +13,14 @@ from epitorch.errors import InputError, explain, suggest
 from epitorch.plans import BudgetKind
 from epitorch.spec import EpitomeSpec
 
-Starts = Literal["separable", "grid", "fine"]
-"""Per block as long as the epitome's axis, per pair of such blocks, or per channel."""
-Form = Literal["auto", "separable", "grid", "fine"]
+Starts = Literal["separable", "grid", "fine", "partial"]
+"""Per block as long as the epitome's axis, per pair of such blocks, per channel, or per pair on the shortened axis."""
+Form = Literal["auto", "separable", "grid", "fine", "partial"]
 Axes = Literal["auto", "out", "in", "both"]
-FORMS: tuple[str, ...] = ("auto", "separable", "grid", "fine")
+FORMS: tuple[str, ...] = ("auto", "separable", "grid", "fine", "partial")
 AXES: tuple[str, ...] = ("auto", "out", "in", "both")
+MOST_PARTS = 8
+"""Of a channel axis with partial products: each is one more addition for every channel of the other."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,11 @@ def ladder(
     A rung that costs as much as a larger one is dropped, so a ladder of one rung has nothing to offer.
     """
     dense = Rung(layer.params if kind == "params" else layer.madds, 1.0)
-    shapes = list(epitome_shapes(layer.shape, axes, align))
+    shapes = list(epitome_shapes(layer.shape, _one_axis(layer.shape, axes) if form == "partial" else axes, align))
     rungs = [dense]
     elements = prod(layer.shape)
     for shape in reversed(shapes):
-        starts = _starts(layer.shape, shape, kind, form)
+        starts = _starts(layer, shape, kind, form)
         if kind == "params":
             cost = epitome_params(layer.shape, shape, starts)
         else:
@@ -70,6 +72,9 @@ def ladder(
 def epitome_params(weight: tuple[int, ...], epitome: tuple[int, ...], starts: Starts) -> int:
     """Epitome and routing map of `make_spec(...)`, many times faster: a long ladder asks thousands of times."""
     (out, in_), (filters, inputs) = weight[:2], epitome[:2]
+    if starts == "partial":
+        axis = 0 if filters < out else 1
+        return prod(epitome) + -(-weight[axis] // epitome[axis]) * parts_of(weight, epitome) * (epitome[axis] > 1)
     blocks_out, blocks_in = (out, in_) if starts == "fine" else (-(-out // filters), -(-in_ // inputs))
     grid = starts == "grid"
     has_out = 1 < filters < out
@@ -83,6 +88,11 @@ def fewest_madds(layer: Candidate, epitome: tuple[int, ...], starts: Starts, *, 
     if layer.own_forward or starts == "grid":
         return layer.madds
     (out, in_), (filters, inputs), at = layer.shape[:2], epitome[:2], layer.geometry
+    if starts == "partial" and max(filters < out and filters, inputs < in_ and inputs) > 1:
+        parts, between = parts_of(layer.shape, epitome), not whole_starts
+        more = out * (2 * parts * between + parts - 1) * at.out_positions if filters < out else 0
+        more += in_ * parts * (1 + between) * at.in_positions if inputs < in_ else 0
+        return min(layer.madds, prod(epitome[:2]) * prod(layer.shape[2:]) * at.kernel_positions + more)
     lerps = 2 * out * (filters > 1 and not whole_starts) * at.out_repeats * at.out_positions
     sums = in_ * (1 + (inputs > 1 and not whole_starts)) * at.in_repeats * at.in_positions
     rows = [(out, 0), (filters * at.in_repeats, lerps)][: 1 + (filters < out and filters * at.in_repeats < out)]
@@ -123,6 +133,26 @@ def check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
         raise InputError(explain(f"{name} is not valid{hint}", expected=" | ".join(known), got=repr(value)))
 
 
+def parts_of(weight: tuple[int, ...], epitome: tuple[int, ...]) -> int:
+    """Blocks of the axis that is not shortened: as many as the dense weight's rank takes, 2 at least.
+
+    They divide it evenly, and are at most `MOST_PARTS`; 1 where it has no other divisor.
+    """
+    axis = 0 if epitome[0] < weight[0] else 1
+    least = max(2, -(-min(weight[:2]) // epitome[axis]))
+    even = [n for n in range(1, MOST_PARTS + 1) if weight[1 - axis] % n == 0]
+    return next((n for n in even if n >= least), even[-1])
+
+
+def _one_axis(weight: tuple[int, ...], axes: Axes) -> Axes:
+    """The axis with partial products: the longer one, as long as nothing else is said."""
+    if axes == "both":
+        raise InputError(
+            explain("partial products shorten one channel axis", expected="axes 'auto', 'out' or 'in'", got="'both'")
+        )
+    return axes if axes != "auto" else "out" if weight[0] >= weight[1] else "in"
+
+
 def _sizes(length: int, align: int) -> list[int]:
     return [*range(align, length, align), length]
 
@@ -134,7 +164,7 @@ def _scaled(length: int, numerator: int, denominator: int, align: int) -> int:
     return min(length, max(1, length * numerator // denominator // align) * align)
 
 
-def _starts(weight: tuple[int, ...], epitome: tuple[int, ...], kind: BudgetKind, form: Form) -> Starts:
+def _starts(layer: Candidate, epitome: tuple[int, ...], kind: BudgetKind, form: Form) -> Starts:
     """What has a start; starts per pair of blocks only where they buy something.
 
     Where the filters are whole or the epitome has one input channel, both forms generate the same weights; and with
@@ -142,6 +172,9 @@ def _starts(weight: tuple[int, ...], epitome: tuple[int, ...], kind: BudgetKind,
     """
     if form in ("separable", "fine"):
         return form
+    weight, at = layer.shape, layer.geometry
+    if form == "partial":  # else the layer would be folded
+        return "separable" if at.groups > 1 or at.transposed or at.flattened else "partial"
     if form == "auto" and kind == "madds":
         return "separable"
     if epitome[0] >= weight[0] or epitome[1] == 1:
@@ -153,6 +186,11 @@ def _starts(weight: tuple[int, ...], epitome: tuple[int, ...], kind: BudgetKind,
 
 def make_spec(weight: tuple[int, ...], epitome: tuple[int, ...], starts: Starts) -> EpitomeSpec:
     """Shapes with blocks as long as the epitome's axes, or of one channel on those that are compressed."""
+    if starts == "partial":
+        (out, in_), parts = weight[:2], parts_of(weight, epitome)
+        if epitome[0] < out:
+            return EpitomeSpec(weight, epitome, epitome[0], in_ // parts, channel_starts="grid_out")
+        return EpitomeSpec(weight, epitome, out // parts, epitome[1], channel_starts="grid_in")
     if starts != "fine":
         return EpitomeSpec(weight, epitome, epitome[0], epitome[1], channel_starts=starts)
     blocks = [1 if size < length else size for size, length in zip(epitome[:2], weight[:2], strict=True)]

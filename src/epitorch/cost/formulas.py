@@ -53,6 +53,7 @@ Reason = Literal[
     "spatial starts on output blocks",
     "spatial starts on pairs of blocks",
     "channel starts on pairs of blocks",
+    "blocks of unequal length",
     "flattened kernel mixes channels and space",
     "no spatial starts",
     "stride of a transposed convolution",
@@ -132,8 +133,9 @@ class Interpolated(NamedTuple):
     """What lies between two positions; the rest is copied or added.
 
     Args:
-        out_channels: Channels of the weight's filter axis whose start does.
-        in_channels: The same of its input axis.
+        out_channels: Channels of the weight's filter axis whose start does; with starts per pair of blocks in each of
+            the input blocks.
+        in_channels: The same of its input axis, in each of the output blocks.
         out_blocks: By output block, whether its channel start does; empty: all.
         axes: Spatial axes on which any start does; None: all that have starts.
     """
@@ -186,9 +188,19 @@ def interpolated_channels(length: int, block: int, fractional: Sequence[bool]) -
 def all_interpolated(spec: EpitomeSpec) -> Interpolated:
     """The usual case: every start that exists lies between two positions."""
     return Interpolated(
-        spec.weight_shape[0] if spec.has_out_starts else 0,
-        spec.weight_shape[1] if spec.has_in_starts else 0,
+        spec.weight_shape[0] * input_parts(spec) if spec.has_out_starts else 0,
+        spec.weight_shape[1] * output_parts(spec) if spec.has_in_starts else 0,
     )
+
+
+def input_parts(spec: EpitomeSpec) -> int:
+    """Product maps that are added up for a filter: one for each input block where each has a start on the filters."""
+    return spec.num_in_blocks if spec.has_out_starts and spec.owners("out") == "grid" else 1
+
+
+def output_parts(spec: EpitomeSpec) -> int:
+    """Ways to wrap the input: one for each output block where each has a start on the input channels."""
+    return spec.num_out_blocks if spec.has_in_starts and spec.owners("in") == "grid" else 1
 
 
 def dense_madds(spec: EpitomeSpec, geometry: Geometry) -> int:
@@ -227,7 +239,8 @@ def executed(
     The product map convolves with O filters; then each output channel is a lerp of two channels (2
     operations) or, where its start is a whole position, a copy (0). Wrapping convolves I channels; before
     that each input channel is added to two epitome channels with their shares (2 multiply-adds) or to one (1
-    addition).
+    addition). With `channel_starts="grid_out"` each input block has a product map with its part of the O filters, and
+    each output channel is their sum; with "grid_in" each output block convolves inputs that are wrapped its own way.
 
     Diagonals and integral map multiply every input position with every position of the epitome's window, and read
     sums at the output positions (`cost.diagonals`); then each output channel is a lerp of two rows.
@@ -247,6 +260,7 @@ def executed(
     if strategy in EXPANDED:
         out = filters * geometry.in_repeats
         interpolation += _expansion(geometry, between)
+        interpolation += (input_parts(spec) - 1) * spec.weight_shape[0] * geometry.out_positions
     if strategy in WRAPPED:
         in_ = inputs * geometry.out_repeats
         interpolation += _wrapping(spec, geometry, between)
@@ -258,7 +272,8 @@ def _expansion(geometry: Geometry, between: Interpolated) -> int:
 
 
 def _wrapping(spec: EpitomeSpec, geometry: Geometry, between: Interpolated) -> int:
-    return (spec.weight_shape[1] + between.in_channels) * geometry.in_repeats * geometry.in_positions
+    added = spec.weight_shape[1] * output_parts(spec)
+    return (added + between.in_channels) * geometry.in_repeats * geometry.in_positions
 
 
 def _on_diagonals(spec: EpitomeSpec, geometry: Geometry, strategy: Strategy, between: Interpolated) -> Operations:
@@ -297,11 +312,21 @@ def why_not(spec: EpitomeSpec, geometry: Geometry, strategy: Strategy) -> Reason
         return "axis not compressed"
     if spec.epitome_shape[axis] * repeats >= spec.weight_shape[axis]:
         return "groups need as many channels as the layer has"
-    if spec.channel_starts == "grid":
-        return "channel starts on pairs of blocks"
-    if strategy == "wrapping" and geometry.flattened:
+    if spec.channel_starts != "separable":
+        hindered = _pairs_obstacle(spec, geometry, axis)
+        if hindered is not None:
+            return hindered
+    if geometry.flattened and (strategy == "wrapping" or spec.channel_starts != "separable"):
         return "flattened kernel mixes channels and space"
     return _spatial_obstacle(spec, strategy)
+
+
+def _pairs_obstacle(spec: EpitomeSpec, geometry: Geometry, axis: int) -> Reason | None:
+    """Partial products are shared where only the reused axis has a start per pair, in plain layers of one group."""
+    if spec.channel_starts != ("grid_out", "grid_in")[axis] or geometry.groups > 1 or geometry.transposed:
+        return "channel starts on pairs of blocks"
+    other, block = (spec.weight_shape[1], spec.block_in) if axis == 0 else (spec.weight_shape[0], spec.block_out)
+    return "blocks of unequal length" if other % block else None
 
 
 def _spatial_obstacle(spec: EpitomeSpec, strategy: Strategy) -> Reason | None:
@@ -321,7 +346,7 @@ def _diagonal_obstacle(spec: EpitomeSpec, geometry: Geometry) -> Reason | None:
         return "flattened kernel mixes channels and space"
     if not spec.spatial_axes and spec.kernel == spec.window:
         return "no spatial starts"
-    if spec.channel_starts == "grid":
+    if spec.channel_starts != "separable":
         return "channel starts on pairs of blocks"
     return "stride of a transposed convolution" if geometry.transposed and geometry.strided else None
 

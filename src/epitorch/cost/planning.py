@@ -61,9 +61,10 @@ def plan(
         policy: "uniform" keeps the same share of every weight (the paper). "front_heavy" keeps a smaller share of the
             first layers and a larger one of the last (the paper's "-A"). "sensitivity" spends the budget where a
             parameter saves most of the measured cost.
-        form: Starts per block ("separable"), per pair of blocks ("grid") or per channel ("fine", the form for a warm
-            start). "auto" is separable for a budget on multiply-adds, and for one on parameters grid where separable
-            starts would lower the weight's rank.
+        form: Starts per block ("separable"), per pair of blocks ("grid"), per channel ("fine", the form for a warm
+            start), or per pair of blocks on the one axis that is shortened ("partial": rank is kept and work saved,
+            for a few additions; convolutions of one group, and linear layers). "auto" is separable for a budget on
+            multiply-adds, and for one on parameters grid where separable starts would lower the weight's rank.
         axes: Channel axes to shorten, or a mapping from name pattern to them (the first that matches; else "auto").
             "auto" minds the rank: the longer axis first, down to the shorter one, then both.
         skip: Layers to leave: name patterns (`fnmatch`), types, or functions of name and layer.
@@ -92,7 +93,7 @@ def plan(
         raise InputError(
             explain(
                 "starts per pair of blocks save no multiply-adds",
-                expected="form='separable', 'fine' or 'auto' for a budget on multiply-adds",
+                expected="form='partial', 'separable', 'fine' or 'auto' for a budget on multiply-adds",
                 got="form='grid'",
             )
         )

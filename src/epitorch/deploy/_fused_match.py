@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from epitorch.deploy._fused_block import Activation, Gate, Settings, Squeeze, Stage, Taps
-from epitorch.deploy.reuse import ReuseConv
+from epitorch.deploy.reuse_layers import ReuseConv
 from epitorch.functional import split_starts
 
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {

@@ -16,7 +16,7 @@ from epitorch.deploy._layout_emit import HOME, Emitter, Parts, emit_layer
 from epitorch.deploy._layout_graph import Space, Traced, affine_of, shape_of, trace_layout
 from epitorch.deploy._layout_order import Order, choose_order
 from epitorch.deploy._parity import check_parity
-from epitorch.deploy.reuse import ReuseLayer
+from epitorch.deploy.reuse_layers import ReuseLayer
 from epitorch.errors import InputError, check_is_model, explain
 
 Rotate = Literal["convolution", "slices"]

@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
 from epitorch.cost._trace import as_arguments, tensors
-from epitorch.deploy.reuse import ReuseConv, ReuseLayer
+from epitorch.deploy.reuse_layers import ReuseConv, ReuseLayer
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from epitorch.deploy._layout_graph import Space, Traced
-from epitorch.deploy.reuse import ReuseConv
+from epitorch.deploy.reuse_layers import ReuseConv
 from epitorch.functional import sample_weight
 from epitorch.spec import EpitomeSpec
 

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from epitorch.cost._trace import as_arguments, epitome_layers, eval_copy, quiet, tensors
 from epitorch.deploy import deploy_as
-from epitorch.deploy.reuse import ReuseLayer
+from epitorch.deploy.reuse_layers import ReuseLayer
 from epitorch.errors import EpitorchError, InputError, explain
 from epitorch.export._generate import GeneratedWeight
 

@@ -24,14 +24,19 @@ def rank_bounds(spec: EpitomeSpec) -> tuple[int, int]:
     """Largest possible rank of the weight matrix `(C_out, C_in * prod K)`: dense, and generated (method section 8).
 
     With separable starts the generated matrix has at most `O` independent rows and `I` independent input channels;
-    with one start per pair of blocks it can have full rank.
+    with one start per pair of blocks it can have full rank, and with one per pair on one axis as many times `O` rows
+    (`I` input channels) as the other axis has blocks.
     """
     out, columns = spec.weight_shape[0], prod(spec.weight_shape[1:])
     if spec.channel_starts == "grid":
         return min(out, columns), min(out, columns)
     taps = prod(spec.weight_shape[2:])
-    rows = min(out, spec.epitome_shape[0])
-    return min(out, columns), min(rows, min(spec.weight_shape[1], spec.epitome_shape[1]) * taps)
+    rows, inputs = spec.epitome_shape[:2]
+    if spec.channel_starts == "grid_out":
+        rows, inputs = rows * spec.num_in_blocks, spec.weight_shape[1]
+    elif spec.channel_starts == "grid_in":
+        rows, inputs = out, inputs * spec.num_out_blocks
+    return min(out, columns), min(out, rows, min(spec.weight_shape[1], inputs) * taps)
 
 
 def _row(plan: Plan, name: str) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ class BudgetSection:
         madds: Largest number of executed multiply-adds per sample.
         ratio: Parameters of the model over those of the compressed one.
         policy: Which layers keep a larger share.
-        form: Starts per block, per pair of blocks or per channel.
+        form: Starts per block, per pair of blocks, per channel, or per pair on one axis (partial products).
         axes: Channel axes to shorten.
         align: Epitome channels are multiples of it.
         depthwise: Compress depthwise convolutions too.
@@ -49,7 +49,7 @@ class BudgetSection:
     madds: int | None = ruled(optional(whole(1)), None)
     ratio: float | None = ruled(optional(number(1, above=True)), None)
     policy: str = ruled(choice("uniform", "front_heavy"), "uniform")
-    form: str = ruled(choice("auto", "separable", "grid", "fine"), "auto")
+    form: str = ruled(choice("auto", "separable", "grid", "fine", "partial"), "auto")
     axes: str | dict[str, str] = ruled(_axes(), "auto")  # noqa: RUF009
     align: int = ruled(whole(1), 1)
     depthwise: bool = ruled(flag(), False)
