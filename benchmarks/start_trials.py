@@ -6,9 +6,7 @@ The first word names the changes, the rest is what `epitorch train` takes:
 
     none    nothing
     jitter  separable starts: one anywhere in each of R equal parts of the axis, whole
-    halves  separable starts: every second block half a position further
     latin   starts of pairs of blocks: 3 r s modulo the size
-    whole   learned starts of pairs of blocks begin where fixed ones lie
     parts   starts of pairs of blocks: 3 r s on the compressed axis, the block's own part of the epitome on the other
     rows    starts of pairs of blocks: all pairs of an output block share its start on the filters
     sign    normalisation behind epitomes with repeated filters: scale -1 in every second output block
@@ -49,15 +47,6 @@ def jitter(spec: EpitomeSpec, starts: Starts) -> None:
         starts[axis] = drawn.to(even)
 
 
-def halves(spec: EpitomeSpec, starts: Starts) -> None:
-    """Copies of a filter become means of it and its neighbour."""
-    if spec.channel_starts == "grid":
-        return
-    for axis, even in starts.items():
-        if axis != "spatial" and spec.start_sizes[axis][0] > 1:
-            starts[axis] = even + 0.5 * (torch.arange(even.numel()) % 2).to(even)
-
-
 def latin(spec: EpitomeSpec, starts: Starts) -> None:
     """Shifts of which no two output blocks have the same differences."""
     if spec.channel_starts != "grid":
@@ -95,13 +84,6 @@ def parts(spec: EpitomeSpec, starts: Starts) -> None:
             starts["out"] = (rows.unsqueeze(1) * spec.block_out).expand_as(turns).to(starts["out"])
 
 
-def whole(spec: EpitomeSpec, starts: Starts) -> None:
-    """The places of fixed starts, a thousandth above them: at a whole start the gradient is one-sided."""
-    if spec.channel_starts == "grid":
-        fixed = evenly_spread(spec, whole=True)
-        starts |= {axis: fixed[axis].to(even) + 1e-3 for axis, even in starts.items() if axis != "spatial"}
-
-
 def sign(norm: nn.BatchNorm2d, block: Tensor) -> None:
     """Repeated filters see opposite halves of the line."""
     norm.weight.mul_(1 - 2.0 * (block % 2))
@@ -121,11 +103,9 @@ def knots(norm: nn.BatchNorm2d, block: Tensor) -> None:
 
 PLACES: Mapping[str, Callable[[EpitomeSpec, Starts], None]] = {
     "jitter": jitter,
-    "halves": halves,
     "latin": latin,
     "parts": parts,
     "rows": rows,
-    "whole": whole,
 }
 NORMS: Mapping[str, Callable[[nn.BatchNorm2d, Tensor], None]] = {"sign": sign, "shift": shift, "knots": knots}
 

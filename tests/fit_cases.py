@@ -25,6 +25,8 @@ SPECS = {
     "grid_3x3": create((5, 5, 3, 3), (3, 4, 3, 3), channel_starts="grid"),
     "grid_group": create((8, 6), (4, 4), channel_starts="grid", group_length=2),
     "grid_one_group": create((6, 5), (3, 3), channel_starts="grid", group_length=3),
+    "grid_out": create((8, 6), (4, 6), channel_starts="grid_out", block_in=3),
+    "grid_in": create((6, 8), (6, 4), channel_starts="grid_in", block_out=3),
     "grid_rows": create((7, 4), (4, 4), channel_starts="grid", block_out=1),
     "spatial_in": create((5, 6, 3), (3, 3, 4)),
     "spatial_out": create((5, 4, 3, 2), (2, 4, 4, 3), spatial_starts="out"),

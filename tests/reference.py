@@ -18,6 +18,12 @@ Array = NDArray[np.float64]
 Starts = Mapping[str, Array]
 Pair = tuple[int, int]  # output block r, input block s
 Tap = tuple[int, float]  # position on an axis of the epitome, fraction
+PER_PAIR = {
+    "separable": "",
+    "grid": ("out", "in"),
+    "grid_out": ("out",),
+    "grid_in": ("in",),
+}  # axes with a start per pair
 
 
 @dataclass(frozen=True)
@@ -47,13 +53,13 @@ class Layout:
 
 def start_shapes(layout: Layout) -> dict[str, tuple[int, ...]]:
     """Which starts exist, by the rules of the method's section 1 and of channel starts per pair of blocks."""
-    (rows, columns), grid = layout.blocks, layout.channel_starts == "grid"
+    (rows, columns), per_pair = layout.blocks, PER_PAIR[layout.channel_starts]
     (c_out, c_in), (o, i) = layout.weight_shape[:2], layout.epitome_shape[:2]
     shapes: dict[str, tuple[int, ...]] = {}
     if 1 < o < c_out:
-        shapes["out"] = (rows, columns) if grid else (rows,)
-    if i > 1 and (i < c_in or (grid and rows > 1)):
-        shapes["in"] = (rows, columns) if grid else (columns,)
+        shapes["out"] = (rows, columns) if "out" in per_pair else (rows,)
+    if i > 1 and (i < c_in or ("in" in per_pair and rows > 1)):
+        shapes["in"] = (rows, columns) if "in" in per_pair else (columns,)
     if layout.spatial_axes:
         owner = {"in": (columns,), "out": (rows,), "grid": (rows, columns)}[layout.spatial_starts]
         shapes["spatial"] = (*owner, len(layout.spatial_axes))
@@ -77,7 +83,7 @@ def channel_taps(layout: Layout, starts: Starts, axis: int, n: int, pair: Pair) 
     size = layout.epitome_shape[axis]
     if name not in start_shapes(layout):
         return [(n % size, 1.0)]
-    owner = pair if layout.channel_starts == "grid" else (pair[axis],)
+    owner = pair if name in PER_PAIR[layout.channel_starts] else (pair[axis],)
     return taps(float(starts[name][owner]), n % block, size, layout.group_length)
 
 

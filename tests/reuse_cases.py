@@ -158,7 +158,9 @@ def epitome_options(draw: st.DrawFn, weight: tuple[int, ...], transposed: bool) 
         "block_in": draw(st.sampled_from([None, None, max(1, in_ // 2), max(1, in_ - 1)])),
         "spatial_starts": draw(st.sampled_from(["in", "in", "out", "grid"])),
         "spatial_shift": draw(st.sampled_from([False] * 3 + [True])),
-        "channel_starts": draw(st.sampled_from(["separable"] * 9 + ["grid"])),
+        "channel_starts": draw(
+            st.sampled_from(["separable"] * 7 + ["grid", "grid_out", "grid_out", "grid_in", "grid_in"])
+        ),
         "group_length": group,
         "flatten_kernel": flat,
     }

@@ -42,6 +42,8 @@ def test_papers_count_of_starts() -> None:
         ({"spatial_starts": "out"}, {"out": (3,), "in": (2,), "spatial": (3, 2)}),
         ({"spatial_starts": "grid"}, {"out": (3,), "in": (2,), "spatial": (3, 2, 2)}),
         ({"channel_starts": "grid"}, {"out": (3, 2), "in": (3, 2), "spatial": (2, 2)}),
+        ({"channel_starts": "grid_out"}, {"out": (3, 2), "in": (2,), "spatial": (2, 2)}),
+        ({"channel_starts": "grid_in"}, {"out": (3,), "in": (3, 2), "spatial": (2, 2)}),
         (
             {"channel_starts": "grid", "spatial_starts": "grid"},
             {"out": (3, 2), "in": (3, 2), "spatial": (3, 2, 2)},
@@ -129,7 +131,7 @@ def test_a_group_length_need_not_divide_an_axis_without_starts() -> None:
         ({"group_length": 3}, ("group_length", "'in'", "divisor of 4", "3")),
         ({"group_length": -1}, ("group_length", "-1")),
         ({"spatial_starts": "OUT"}, ("spatial_starts", "in | out | grid", "OUT")),
-        ({"channel_starts": None}, ("channel_starts", "separable | grid", "None")),
+        ({"channel_starts": None}, ("channel_starts", "separable | grid | grid_out | grid_in", "None")),
     ],
 )
 def test_refusals_say_expected_and_got(options: dict[str, Any], words: tuple[str, ...]) -> None:

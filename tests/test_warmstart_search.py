@@ -45,7 +45,8 @@ def test_search_is_never_worse_than_evenly_spread(name: str, fractional: bool, w
 @given(
     rows=st.integers(3, 12), columns=st.integers(2, 9), kernel=st.sampled_from([(), (3,)]),
     small=st.tuples(st.integers(1, 12), st.integers(1, 9)), blocks=st.tuples(st.integers(1, 12), st.integers(1, 9)),
-    window=st.integers(1, 4), grid=st.booleans(), owner=st.sampled_from(["in", "out", "grid"]), group=st.integers(1, 3),
+    window=st.integers(1, 4), channels=st.sampled_from(["separable", "grid", "grid_out", "grid_in"]),
+    owner=st.sampled_from(["in", "out", "grid"]), group=st.integers(1, 3),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_search_on_any_spec(
@@ -55,7 +56,7 @@ def test_search_on_any_spec(
     small: tuple[int, int],
     blocks: tuple[int, int],
     window: int,
-    grid: bool,
+    channels: str,
     owner: Any,
     group: int,
 ) -> None:
@@ -63,7 +64,7 @@ def test_search_on_any_spec(
     spec = create(
         (rows, columns, *kernel), (*sizes, *[window] * len(kernel)),
         block_out=min(blocks[0], sizes[0]), block_in=min(blocks[1], sizes[1]),
-        channel_starts="grid" if grid else "separable", spatial_starts=owner, group_length=group,
+        channel_starts=channels, spatial_starts=owner, group_length=group,
     )  # fmt: skip
     weight = torch.randn(spec.weight_shape, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)
     fit = fit_epitome(weight, spec, rounds=3)

@@ -42,7 +42,7 @@ def evenly_spread(
     for axis, shape in spec.start_shapes.items():
         blocks = shape[:-1] if axis == "spatial" else shape
         order = torch.arange(prod(blocks), device=device, dtype=torch.int64).reshape(blocks)
-        if spec.channel_starts == f"grid_{axis}":
+        if spec.channel_starts == f"grid_{axis}" and min(blocks) > 1:
             starts[axis] = _turned_pairs(spec, axis, within_reach, whole, device)
             continue
         if axis == "in" and len(blocks) == 2:

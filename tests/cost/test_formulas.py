@@ -262,7 +262,7 @@ def layers(draw: st.DrawFn) -> tuple[EpitomeSpec, Geometry]:
         weight,
         (draw(sizes), draw(sizes), draw(st.integers(1, 4))),
         spatial_starts=draw(st.sampled_from(["in", "out", "grid"])),
-        channel_starts=draw(st.sampled_from(["separable", "grid"])),
+        channel_starts=draw(st.sampled_from(["separable", "grid", "grid_out", "grid_in"])),
     )
     return spec, Geometry(draw(st.integers(1, 50)), draw(st.integers(1, 50)), groups, transposed)
 

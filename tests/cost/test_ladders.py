@@ -20,12 +20,13 @@ from epitorch.cost._ladder import epitome_params, epitome_shapes, executed_madds
 from epitorch.cost._survey import Candidate
 from epitorch.cost.analysis import interpolated_by
 from epitorch.cost.formulas import Geometry, parameters
+from epitorch.errors import InputError
 from epitorch.init import evenly_spread
 from epitorch.plans._table import rank_bounds
 
 WEIGHTS = st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(1, 3))
-FORMS = st.sampled_from(["auto", "separable", "grid", "fine"])
-STARTS = st.sampled_from(["separable", "grid", "fine"])
+FORMS = st.sampled_from(["auto", "separable", "grid", "fine", "partial"])
+STARTS = st.sampled_from(["separable", "grid", "fine", "partial"])
 AXES = st.sampled_from(["auto", "out", "in", "both"])
 
 
@@ -39,8 +40,11 @@ def test_the_fast_costs_equal_the_formulas(
     weight: tuple[int, ...], filters: int, inputs: int, starts: Any, transposed: bool, data: st.DataObject
 ) -> None:
     groups = data.draw(st.sampled_from([g for g in (1, 2, 3) if transposed or weight[0] % g == 0]))
-    layer = candidate(weight, groups, transposed)
     epitome = (min(filters, weight[0]), min(inputs, weight[1]), *weight[2:])
+    if starts == "partial":  # one axis of a plain layer
+        groups, transposed = 1, False
+        epitome = (epitome[0], *weight[1:]) if data.draw(st.booleans()) else (weight[0], *epitome[1:])
+    layer = candidate(weight, groups, transposed)
     spec = make_spec(weight, epitome, starts)
     assert epitome_params(weight, epitome, starts) == parameters(spec).total
     assert fewest_madds(layer, epitome, starts) == executed_madds(layer, spec)
@@ -65,6 +69,10 @@ def test_fixed_starts_leave_a_budget_of_multiply_adds_more_room() -> None:
 def test_a_ladder_rises_to_the_dense_layer(
     weight: tuple[int, ...], kind: Any, form: Any, axes: Any, align: int
 ) -> None:
+    if form == "partial" and axes == "both":
+        with pytest.raises(InputError, match="one channel axis"):
+            ladder(candidate(weight), kind, form, axes, align)
+        return
     rungs = ladder(candidate(weight), kind, form, axes, align)
     assert all(a.cost < b.cost and a.share < b.share for a, b in pairwise(rungs))
     assert rungs[-1].epitome is None

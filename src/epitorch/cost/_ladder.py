@@ -72,7 +72,7 @@ def ladder(
 def epitome_params(weight: tuple[int, ...], epitome: tuple[int, ...], starts: Starts) -> int:
     """Epitome and routing map of `make_spec(...)`, many times faster: a long ladder asks thousands of times."""
     (out, in_), (filters, inputs) = weight[:2], epitome[:2]
-    if starts == "partial":
+    if starts == "partial" and epitome[:2] != weight[:2]:
         axis = 0 if filters < out else 1
         return prod(epitome) + -(-weight[axis] // epitome[axis]) * parts_of(weight, epitome) * (epitome[axis] > 1)
     blocks_out, blocks_in = (out, in_) if starts == "fine" else (-(-out // filters), -(-in_ // inputs))
@@ -186,12 +186,12 @@ def _starts(layer: Candidate, epitome: tuple[int, ...], kind: BudgetKind, form: 
 
 def make_spec(weight: tuple[int, ...], epitome: tuple[int, ...], starts: Starts) -> EpitomeSpec:
     """Shapes with blocks as long as the epitome's axes, or of one channel on those that are compressed."""
-    if starts == "partial":
+    if starts == "partial" and epitome[:2] != weight[:2]:
         (out, in_), parts = weight[:2], parts_of(weight, epitome)
         if epitome[0] < out:
             return EpitomeSpec(weight, epitome, epitome[0], in_ // parts, channel_starts="grid_out")
         return EpitomeSpec(weight, epitome, out // parts, epitome[1], channel_starts="grid_in")
     if starts != "fine":
-        return EpitomeSpec(weight, epitome, epitome[0], epitome[1], channel_starts=starts)
+        return EpitomeSpec(weight, epitome, *epitome[:2], channel_starts="grid" if starts == "grid" else "separable")
     blocks = [1 if size < length else size for size, length in zip(epitome[:2], weight[:2], strict=True)]
     return EpitomeSpec(weight, epitome, blocks[0], blocks[1])

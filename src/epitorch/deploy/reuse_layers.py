@@ -139,10 +139,13 @@ class ReuseLayer(nn.Module):
     def _expanded(self, product_map: Tensor) -> Tensor:
         if not self._reuses_filters:
             return product_map
-        maps = product_map.chunk(len(self._expand), self.channel_dim)
-        terms = (expand_channels(one, runs, self.channel_dim) for one, runs in zip(maps, self._expand, strict=True))
-        total = next(terms)
-        for term in terms:
+        first, *others = self._expand
+        filters = product_map.shape[self.channel_dim] // len(self._expand)
+        part = product_map.narrow(self.channel_dim, 0, filters) if others else product_map
+        total = expand_channels(part, first, self.channel_dim)
+        for n, runs in enumerate(others, 1):
+            part = product_map.narrow(self.channel_dim, n * filters, filters)
+            term = expand_channels(part, runs, self.channel_dim)
             total = total + term if torch.compiler.is_exporting() else total.add_(term)
         return self._biased(total)
 
@@ -252,9 +255,12 @@ class ReuseLinear(ReuseLayer):
     def _convolve(self, input: Tensor, bias: Tensor | None) -> Tensor:
         if self._parts == 1:
             return F.linear(input, self._weight, bias)
-        weight = self._weight.unflatten(0, (self._parts, -1))
-        features = input.unflatten(-1, (self._parts, -1))
-        output = torch.einsum("...pi,poi->...po", features, weight).flatten(-2)
+        rows, columns = self._weight.shape[0] // self._parts, self._weight.shape[1]
+        products = [
+            F.linear(input.narrow(-1, n * columns, columns), self._weight.narrow(0, n * rows, rows))
+            for n in range(self._parts)
+        ]
+        output = torch.cat(products, -1)
         return output if bias is None else output + bias
 
 

@@ -25,7 +25,7 @@ class EpitomeLinear(EpitomeLayer):
         block_out: Patch length along the filters; default `O`.
         block_in: Patch length along the inputs; default `I`.
         spatial_starts: Without effect; a linear layer has no spatial axes.
-        channel_starts: `"separable"` or `"grid"`.
+        channel_starts: `"separable"`, `"grid"`, `"grid_out"` or `"grid_in"`; see `EpitomeConv2d`.
         index: `"learner"`, `"direct"` or `"fixed"`.
         group_length: Super-index length.
         flatten_kernel: Without effect; the weight is a matrix already.

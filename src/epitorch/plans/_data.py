@@ -66,7 +66,7 @@ class LayerPlan:
         block_out: beta_2; None is the whole axis.
         block_in: beta_1; None is the whole axis.
         spatial_starts: Owners of spatial starts.
-        channel_starts: One start per block or per pair of blocks.
+        channel_starts: One start per block, per pair of blocks, or per pair on one axis.
         index: "learner", "direct" or "fixed".
         group_length: Super-index length.
         flatten_kernel: Treat the weight as a matrix.

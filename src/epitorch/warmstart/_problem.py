@@ -114,7 +114,6 @@ class Window:
 
 def windows(starts: Starts, spec: EpitomeSpec, like: Tensor) -> list[Window]:
     """One window per axis of the epitome, filters first; axes without starts are read in place."""
-    grid = spec.channel_starts == "grid"
     found = []
     channels: tuple[tuple[Axis, int, int], ...] = (
         ("out", spec.block_out, spec.num_out_blocks),
@@ -123,7 +122,7 @@ def windows(starts: Starts, spec: EpitomeSpec, like: Tensor) -> list[Window]:
     for dim, (axis, block, count) in enumerate(channels):
         size = spec.epitome_shape[dim]
         if axis in starts:
-            shift = split_starts(by_pair(starts[axis].to(like), "grid" if grid else axis), size, spec.group_length)
+            shift = split_starts(by_pair(starts[axis].to(like), spec.owners(axis)), size, spec.group_length)
         else:
             place = torch.arange(count, device=like.device).to(like) * block
             shift = split_starts(by_pair(place, axis), size)

@@ -57,15 +57,16 @@ def _channel(target: Target, epitome: Tensor, starts: Starts, axis: Axis, rules:
     places[dim] = Window.whole_axis(size, step, epitome)
     along, across = (target.rows, target.columns) if dim == 0 else (target.columns, target.rows)
     own = [place.shift.base.shape[dim] > 1 for place in places]
+    shared = spec.owners(axis) != "grid"  # by the blocks of the other axis
     blocks = target.blocks.movedim(dim, 0).movedim(2 + dim, 2).flatten(3)  # shape: (B, P, block, rest)
     weights = across.unsqueeze(-1).expand(*across.shape, blocks.shape[3] // across.shape[1]).flatten(1)
     if any(own):
         parts = [(slice(b, b + 1), [place.row(b, dim) for place in places]) for b in range(blocks.shape[0])]
     else:
-        pairs = 1 if spec.channel_starts == "separable" else blocks.shape[1]
+        pairs = 1 if shared else blocks.shape[1]
         several = max(1, _CHUNK // (pairs * blocks.shape[2] * size))
         parts = [(slice(b, b + several), places) for b in range(0, blocks.shape[0], several)]
-    curves = _sums_of_curves if spec.channel_starts == "separable" else _curves
+    curves = _sums_of_curves if shared else _curves
     chosen, source = [], None
     for part, here in parts:
         if source is None or any(own):
@@ -73,7 +74,7 @@ def _channel(target: Target, epitome: Tensor, starts: Starts, axis: Axis, rules:
             source = read.expand(blocks.shape[1], -1, -1)  # shape: (P, size, rest)
         chosen.append(_lowest(curves(blocks[part], source, along[part], weights, step), step, rules))
     best = torch.cat(chosen)  # shape: (B, P | 1)
-    if spec.channel_starts == "separable":
+    if shared:
         return best[:, 0]
     return best if dim == 0 else best.t().contiguous()
 
