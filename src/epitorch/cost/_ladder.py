@@ -11,7 +11,7 @@ from epitorch.cost._survey import Candidate
 from epitorch.cost.formulas import Interpolated, best
 from epitorch.errors import InputError, explain, suggest
 from epitorch.plans import BudgetKind
-from epitorch.spec import EpitomeSpec
+from epitorch.spec import ChannelStarts, EpitomeSpec
 
 Starts = Literal["separable", "grid", "fine", "partial"]
 """Per block as long as the epitome's axis, per pair of such blocks, per channel, or per pair on the shortened axis."""
@@ -192,6 +192,7 @@ def make_spec(weight: tuple[int, ...], epitome: tuple[int, ...], starts: Starts)
             return EpitomeSpec(weight, epitome, epitome[0], in_ // parts, channel_starts="grid_out")
         return EpitomeSpec(weight, epitome, out // parts, epitome[1], channel_starts="grid_in")
     if starts != "fine":
-        return EpitomeSpec(weight, epitome, *epitome[:2], channel_starts="grid" if starts == "grid" else "separable")
+        pairs: ChannelStarts = "grid" if starts == "grid" else "separable"
+        return EpitomeSpec(weight, epitome, epitome[0], epitome[1], channel_starts=pairs)
     blocks = [1 if size < length else size for size, length in zip(epitome[:2], weight[:2], strict=True)]
     return EpitomeSpec(weight, epitome, blocks[0], blocks[1])

@@ -113,8 +113,8 @@ class _EpitomeConv(_EpitomeConvNd):
         block_out: beta_2, at most O; default O.
         block_in: beta_1, at most I; default I.
         spatial_starts: Which blocks own spatial starts: "in" (the paper), "out" (WSNet) or "grid".
-        channel_starts: "separable" (the paper), or one start per pair of blocks: "grid" on both channel axes, "grid_out" on
-            the filters, "grid_in" on the input channels; the last two share partial products when deployed.
+        channel_starts: "separable" (the paper), or one start per pair of blocks: "grid" on both channel axes,
+            "grid_out" on the filters, "grid_in" on the input channels; these two share partial products when deployed.
         index: "learner" (eta, section 3.2 of the paper), "direct" (starts are parameters) or "fixed" (WSNet).
         group_length: Super-index length l_g on the channel axes.
         flatten_kernel: View the weight as the matrix `(C_out, C_in/groups * prod K)`: the paper's general case.
