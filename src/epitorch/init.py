@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import gcd, prod, sqrt
+from functools import cache
+from math import gcd, pi, prod, sqrt
 
 import torch
 from torch import Tensor
 
 from epitorch.functional import by_pair, split_starts
 from epitorch.spec import Axis, EpitomeSpec
+
+_FEW_PLACES = 64  # up to which draws of turns are compared; with more, draws hardly lose rank
 
 
 def evenly_spread(
@@ -63,23 +66,47 @@ def evenly_spread(
 
 
 def _turned_pairs(spec: EpitomeSpec, axis: Axis, within_reach: bool, whole: bool, device: torch.device | str) -> Tensor:
-    """Starts of pairs of blocks on one channel axis, shape `(R_out, R_in)`: `step * r * s` positions.
+    """Starts of pairs of blocks on one channel axis, shape `(R_out, R_in)`.
 
     Spread row by row, the differences within a row would be those of every other: the blocks of such an axis would be
-    turned copies of each other. Here no two rows differ by a turn, nor two columns, as long as there are other ways. If
-    not `whole`, each block lies another part of a position further along, and none at 0, which no learner reaches.
+    turned copies of each other. Here no two are, as long as there are other ways. If not `whole`, each block lies
+    another part of a position further along, between a quarter and three.
     """
     size, group = spec.start_sizes[axis][0], spec.group_length
-    places = size // group
-    step = next((n for n in range(3, places) if gcd(n, places) == 1), 1)
-    row, column = (torch.arange(n, device=device, dtype=torch.int64) for n in (spec.num_out_blocks, spec.num_in_blocks))
-    own, other = (row.unsqueeze(1), column) if axis == "out" else (column, row.unsqueeze(1))
-    turned = (step * own * other + own // places * (other * (other - 1) // 2)) % places * group
+    pairs = (spec.num_out_blocks, spec.num_in_blocks)
+    own, other = pairs if axis == "out" else pairs[::-1]
+    turned = torch.tensor(_turns(own, other, size // group), device="cpu") * group
+    turned = (turned if axis == "out" else turned.t()).contiguous().to(device)
     if whole or group == size:
         return turned
-    count = spec.num_out_blocks if axis == "out" else spec.num_in_blocks
-    between = turned + (own + 0.5) / count * group
-    return between.clamp(max=size - group) if within_reach and group > 1 else between
+    share = 0.25 + 0.5 * (torch.arange(own, device=device) + 0.5) / own
+    between = turned + group * (share.unsqueeze(1) if axis == "out" else share)
+    return between * ((size - group) / size) if within_reach and group > 1 else between
+
+
+@cache
+def _turns(own: int, other: int, places: int) -> list[list[int]]:
+    """Places 0 to places - 1, own rows of other columns, the first column 0 and the others never alike in two rows.
+
+    With two columns the second has places a step apart; with more, draws are made, and the one taken that loses least
+    rank: turns by places act on each frequency of the epitome's axis by itself, as the matrix of their phases.
+    """
+    if other == 2 and own <= places:
+        step = next((n for n in range(3, places) if gcd(n, places) == 1), 1)
+        return [[0, step * row % places] for row in range(own)]
+    generator = torch.Generator().manual_seed(0)
+    first = torch.zeros(own, 1, dtype=torch.int64, device="cpu")
+    count = 8 if places <= _FEW_PLACES else 1
+    draws = [torch.cat([first, _drawn_rows(own, other - 1, places, generator)], 1) for _ in range(count)]
+    best = int(_directions(torch.stack(draws), places).argmax()) if count > 1 else 0
+    return list(draws[best].tolist())
+
+
+def _directions(turns: Tensor, places: int) -> Tensor:
+    """Rank that turned and added parts can have, over the frequencies of an axis of `places`, for each draw."""
+    frequency = torch.arange(places, device="cpu").view(-1, 1, 1)
+    angle = frequency * turns.double().unsqueeze(1) * (2 * pi / places)  # shape: (draw, frequency, own, other)
+    return torch.linalg.matrix_rank(torch.polar(torch.ones_like(angle), angle), rtol=1e-6).sum(1)
 
 
 def _shuffled_pairs(spec: EpitomeSpec, within_reach: bool, device: torch.device | str) -> dict[Axis, Tensor]:

@@ -156,8 +156,8 @@ class EpitomeLayer(nn.Module, ABC):
         """Evaluation starts by axis, in positions: `"out"` (R_out,), `"in"` (R_in,), `"spatial"` (R, axes).
 
         Only axes that have starts. With `channel_starts="grid"` the channel entries are `(R_out, R_in)`, with
-        "grid_out" or "grid_in" the entry of that axis. The tensors are live: writing into them (under `torch.no_grad()`) moves
-        the starts.
+        "grid_out" or "grid_in" the entry of that axis. The tensors are live: writing into them (under
+        `torch.no_grad()`) moves the starts.
         """
         return self.routing_map.as_dict()
 

@@ -24,19 +24,24 @@ def rank_bounds(spec: EpitomeSpec) -> tuple[int, int]:
     """Largest possible rank of the weight matrix `(C_out, C_in * prod K)`: dense, and generated (method section 8).
 
     With separable starts the generated matrix has at most `O` independent rows and `I` independent input channels;
-    with one start per pair of blocks it can have full rank, and with one per pair on one axis as many times `O` rows
-    (`I` input channels) as the other axis has blocks.
+    with one start per pair of blocks it can have full rank. With one per pair on one axis each of the S blocks of the
+    other adds what shifts tell apart: all but the sums over the positions that a shift goes through, so
+    `S (O - g) + g` rows (g the group length), or input channels likewise.
     """
     out, columns = spec.weight_shape[0], prod(spec.weight_shape[1:])
-    if spec.channel_starts == "grid":
+    if spec.channel_starts == "grid" or "spatial" in spec.start_shapes:
         return min(out, columns), min(out, columns)
     taps = prod(spec.weight_shape[2:])
     rows, inputs = spec.epitome_shape[:2]
-    if spec.channel_starts == "grid_out":
-        rows, inputs = rows * spec.num_in_blocks, spec.weight_shape[1]
-    elif spec.channel_starts == "grid_in":
-        rows, inputs = out, inputs * spec.num_out_blocks
+    if "out" in spec.start_shapes and spec.owners("out") == "grid":
+        rows, inputs = _told_apart(rows, spec.num_in_blocks, spec.group_length), spec.weight_shape[1]
+    if "in" in spec.start_shapes and spec.owners("in") == "grid":
+        rows, inputs = out, _told_apart(inputs, spec.num_out_blocks, spec.group_length)
     return min(out, columns), min(out, rows, min(spec.weight_shape[1], inputs) * taps)
+
+
+def _told_apart(size: int, blocks: int, group: int) -> int:
+    return blocks * (size - group) + group
 
 
 def _row(plan: Plan, name: str) -> tuple[str, ...]:
