@@ -70,6 +70,7 @@ def test_strides(cifar: bool, stem_stride: int | None, side: int) -> None:
 
 @pytest.mark.parametrize("library", ["timm", "torchvision", "epitorch"])
 def test_plan_converts_the_first_1x1_along_filters_and_the_second_along_inputs(library: str) -> None:
+    torch.manual_seed(0)
     model = {
         "timm": lambda: timm.create_model("mobilenetv2_100", num_classes=10),
         "torchvision": lambda: torchvision.models.mobilenet_v2(num_classes=10),
@@ -87,7 +88,7 @@ def test_plan_converts_the_first_1x1_along_filters_and_the_second_along_inputs(l
     wanted = settled(model, x)(x)
     assert wanted.shape == (8, 10)
     assert wanted.abs().max() > 0.01
-    torch.testing.assert_close(epitorch.to_dense_(model)(x), wanted, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(epitorch.to_dense_(model)(x), wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_last_convolution_classifier_and_group_length() -> None:

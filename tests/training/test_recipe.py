@@ -203,7 +203,7 @@ def test_project_recipes_load(name: str) -> None:
 
 def test_short_recipes_differ_in_the_model_only() -> None:
     recipes = [load_recipe(RECIPES / name) for name in SHORT]
-    assert len(recipes) == 11
+    assert len(recipes) == 14
     assert {recipe.training for recipe in recipes} == {
         TrainingSection(epochs=8, peak_lr=0.15, batch_size=128, weight_decay=5e-4)
     }

@@ -136,12 +136,14 @@ def check_choice(name: str, value: object, known: tuple[str, ...]) -> None:
 def parts_of(weight: tuple[int, ...], epitome: tuple[int, ...]) -> int:
     """Blocks of the axis that is not shortened: as many as the dense weight's rank takes, 2 at least.
 
-    Of S blocks the weight can have `S (size - 1) + 1` directions on the axis that is shortened (`rank_bounds`). They
-    divide it evenly, and are at most `MOST_PARTS`; 1 where it has no other divisor.
+    Of S blocks the weight can have `S (size - 1) + 1` directions on the axis that is shortened, and of its own R whole
+    blocks `R (size - 1) + 1` (`rank_bounds`). They divide it evenly, and are at most `MOST_PARTS`; 1 where it has no
+    other divisor.
     """
     axis, taps = 0 if epitome[0] < weight[0] else 1, prod(weight[2:])
     wanted = min(weight[0], weight[1] * taps) if axis == 0 else min(weight[1], -(-weight[0] // taps))
-    least = max(2, -(-(wanted - 1) // max(1, epitome[axis] - 1)))
+    own = weight[axis] // epitome[axis] if weight[axis] % epitome[axis] == 0 else weight[axis]
+    least = max(2, min(own, -(-(wanted - 1) // max(1, epitome[axis] - 1))))
     even = [n for n in range(1, MOST_PARTS + 1) if weight[1 - axis] % n == 0]
     return next((n for n in even if n >= least), even[-1])
 

@@ -24,24 +24,32 @@ def rank_bounds(spec: EpitomeSpec) -> tuple[int, int]:
     """Largest possible rank of the weight matrix `(C_out, C_in * prod K)`: dense, and generated (method section 8).
 
     With separable starts the generated matrix has at most `O` independent rows and `I` independent input channels;
-    with one start per pair of blocks it can have full rank. With one per pair on one axis each of the S blocks of the
-    other adds what shifts tell apart: all but the sums over the positions that a shift goes through, so
-    `S (O - g) + g` rows (g the group length), or input channels likewise.
+    with one start per pair of blocks it can have full rank where there are as many shifts. With one per pair on one
+    axis each of the S blocks of the other adds what shifts tell apart: all but the sums over the positions that a shift
+    goes through, so `S (O - g) + g` rows (g the group length); of R whole blocks of filters no more than
+    `R (O - g) + g` rows differ by more than these sums. Input channels likewise.
     """
     out, columns = spec.weight_shape[0], prod(spec.weight_shape[1:])
-    if spec.channel_starts == "grid" or "spatial" in spec.start_shapes:
-        return min(out, columns), min(out, columns)
     taps = prod(spec.weight_shape[2:])
+    if "spatial" in spec.start_shapes:
+        return min(out, columns), min(out, columns)
+    if spec.channel_starts == "grid":
+        shifts = prod(spec.epitome_shape[:2])
+        most = min(spec.num_in_blocks * shifts, spec.num_out_blocks * shifts * taps)
+        return min(out, columns), min(out, columns, most)
     rows, inputs = spec.epitome_shape[:2]
     if "out" in spec.start_shapes and spec.owners("out") == "grid":
-        rows, inputs = _told_apart(rows, spec.num_in_blocks, spec.group_length), spec.weight_shape[1]
+        rows, inputs = _told_apart(rows, spec.num_in_blocks, out, spec), spec.weight_shape[1]
     if "in" in spec.start_shapes and spec.owners("in") == "grid":
-        rows, inputs = out, _told_apart(inputs, spec.num_out_blocks, spec.group_length)
+        rows, inputs = out, _told_apart(inputs, spec.num_out_blocks, spec.weight_shape[1], spec)
     return min(out, columns), min(out, rows, min(spec.weight_shape[1], inputs) * taps)
 
 
-def _told_apart(size: int, blocks: int, group: int) -> int:
-    return blocks * (size - group) + group
+def _told_apart(size: int, others: int, length: int, spec: EpitomeSpec) -> int:
+    """Directions on an axis of `length` with starts per pair, of `size` positions, by the blocks of the other axis."""
+    group, block = spec.group_length, spec.block_out if spec.channel_starts == "grid_out" else spec.block_in
+    own = length // size if block == size and length % size == 0 else length
+    return min(others, own) * (size - group) + group
 
 
 def _row(plan: Plan, name: str) -> tuple[str, ...]:
