@@ -25,7 +25,8 @@ def evenly_spread(
     """Starts `(r + 1/2) * size / R`, not all equal.
 
     With one start per pair of blocks the pairs are numbered row by row for the filters and column by column for the
-    input channels, so that the two shifts of a pair are not tied to each other.
+    input channels, so that the two shifts of a pair are not tied to each other. With pairs on one channel axis only,
+    starts are turned against those of the first block of the other axis instead (`_turned_pairs`).
 
     Args:
         spec: The shapes.
@@ -44,10 +45,10 @@ def evenly_spread(
     starts: dict[Axis, Tensor] = {}
     for axis, shape in spec.start_shapes.items():
         blocks = shape[:-1] if axis == "spatial" else shape
-        order = torch.arange(prod(blocks), device=device, dtype=torch.int64).reshape(blocks)
         if spec.channel_starts == f"grid_{axis}" and min(blocks) > 1:
             starts[axis] = _turned_pairs(spec, axis, within_reach, whole, device)
             continue
+        order = torch.arange(prod(blocks), device=device, dtype=torch.int64).reshape(blocks)
         if axis == "in" and len(blocks) == 2:
             order = order.reshape(-1).reshape(blocks[1], blocks[0]).t()
         group = spec.group(axis)
