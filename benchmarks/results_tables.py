@@ -42,10 +42,17 @@ def filled(page: Path) -> str:
 
     def made(match: re.Match[str]) -> str:
         summary = json.loads((ROOT / "results" / match[2] / "summary.json").read_text(encoding="utf-8"))
+        summary["command"] = _anywhere(summary["command"])
         unfinished = "" if summary["complete"] else "\nNot all runs of this sweep are made yet.\n"
         return f"{match[1]}{markdown(summary)}\n{unfinished}{match[4]}"
 
     return _BLOCK.sub(made, page.read_text(encoding="utf-8"))
+
+
+def _anywhere(command: str) -> str:
+    """Return a command as one would type it in a clone, without the folders of the machine that ran it."""
+    command = re.sub(r"--data \S+", "--data DIR", command)
+    return re.sub(r"--(out|results) \S*?/?((?:runs|results)/\S+)", r"--\1 \2", command)
 
 
 if __name__ == "__main__":

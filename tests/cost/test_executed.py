@@ -142,3 +142,13 @@ def test_a_deployed_network_counts_as_the_trained_one(name: str) -> None:
     dense = count(epitorch.deploy(model, example, strategy="dense"), example)  # negative control
     assert (dense.madds, dense.madds_interpolation) == (cost.madds_dense, 0)
     assert dense.madds != cost.madds
+
+
+@pytest.mark.parametrize("form", ["separable", "partial"])
+def test_an_input_without_a_batch_is_one_sample_of_a_deployed_network_too(form: Any) -> None:
+    image = torch.randn(3, 8, 8)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1))
+    epitorch.convert_(model, epitorch.plan(model, image[None], ratio=6, form=form, axes="out"))
+    deployed = epitorch.deploy(model, image[None], strategy="reuse")
+    assert not any(isinstance(module, nn.Conv2d) for module in deployed)
+    assert count(deployed, image).madds == count(deployed, image[None]).madds == count(model, image).madds

@@ -176,3 +176,9 @@ def test_repr_shows_torchs_arguments_and_the_epitome() -> None:
     assert "(5, 3, 4, 3)" in text
     assert "direct" in text
     assert "in_features=4" in repr(EpitomeLinear(4, 8, epitome_shape=(2, 4)))
+
+
+def test_repr_shows_which_starts_there_are() -> None:
+    text = repr(EpitomeLinear(12, 8, epitome_shape=(4, 12), block_in=3, channel_starts="grid_out", group_length=2))
+    assert "epitome_shape=(4, 12), index=learner, block_in=3, channel_starts=grid_out, group_length=2" in text
+    assert "block" not in repr(EpitomeLinear(4, 8, epitome_shape=(2, 4)))  # the default

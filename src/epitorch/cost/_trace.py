@@ -199,17 +199,21 @@ class _Watch(TorchDispatchMode):
         self.stack.append((name, calls))
 
     def _leave(self, calls: Calls | None, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        self.stack.pop()
+        name, _ = self.stack.pop()
         source = args[0] if args else kwargs.get("input")
-        if calls is None or not isinstance(source, Tensor) or not isinstance(output, Tensor):
+        if not isinstance(source, Tensor) or not isinstance(output, Tensor):
+            return
+        if calls is not None or name in self.deployed:
+            kernel = getattr(module, "kernel_size", None)  # of convolutions, deployed ones too
+            single = kernel is not None and source.dim() == len(kernel) + 1
+            self.unbatched |= single and source.dim() == self.example_dims  # else a loop over the batch
+        if calls is None:
             return
         sizes = channel_sizes(module)
         calls.count += 1
         calls.in_positions += source.numel() // sizes[0]
         calls.out_positions += output.numel() // sizes[1]
         calls.read_positions += _read_positions(module, output)
-        single = not is_linear(module) and source.dim() == len(module.kernel_size) + 1
-        self.unbatched |= single and source.dim() == self.example_dims  # else a loop over the batch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))

@@ -283,11 +283,12 @@ class EpitomeLayer(nn.Module, ABC):
         return index
 
     def _epitome_repr(self) -> str:
+        spec = self.spec
+        plain = EpitomeSpec.create(spec.weight_shape, spec.epitome_shape)
+        names = ("block_out", "block_in", "spatial_starts", "channel_starts", "group_length", "spatial_shift")
         options = [f"epitome_shape={tuple(self.epitome.shape)}", f"index={self.index}"]
-        if self.spec.group_length > 1:
-            options.append(f"group_length={self.spec.group_length}")
-        if self.flatten_kernel:
-            options.append("flatten_kernel=True")
+        options += [f"{name}={getattr(spec, name)}" for name in names if getattr(spec, name) != getattr(plain, name)]
+        options += ["flatten_kernel=True"] if self.flatten_kernel else []
         return ", ".join(options)
 
 

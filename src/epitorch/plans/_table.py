@@ -59,15 +59,18 @@ def _row(plan: Plan, name: str) -> tuple[str, ...]:
         before = "-" if facts is None else f"{facts.params:,}"
         madds = "-" if facts is None else _number(facts.madds_dense)
         return (name or "(model)", shape, f"left: {plan.left[name]}", "", "", "", before, madds)
-    figures = ("-", "-", "-") if facts is None else _figures(plan, name, layer, facts)
-    madds = "-" if facts is None else _change(facts.madds_dense, plan.madds_of(name))
-    return (name, shape, _shape(layer.epitome_shape), layer.channel_starts, *figures, madds)
+    if facts is None:
+        return (name, shape, _shape(layer.epitome_shape), layer.channel_starts, "-", "-", "-", "-")
+    madds = _change(facts.madds_dense, plan.madds_of(name))
+    return (name, shape, _shape(layer.epitome_shape), *_figures(plan, name, layer, facts), madds)
 
 
-def _figures(plan: Plan, name: str, layer: LayerPlan, facts: WeightFacts) -> tuple[str, str, str]:
+def _figures(plan: Plan, name: str, layer: LayerPlan, facts: WeightFacts) -> tuple[str, str, str, str]:
     before, after = facts.params, params_after(plan, name)
-    rank = rank_bounds(layer.spec_for(facts.shape, facts.transposed))
-    return f"{after / before:.3f}", f"{rank[0]} > {rank[1]}", _change(before, after)
+    spec = layer.spec_for(facts.shape, facts.transposed)
+    rank = rank_bounds(spec)
+    starts = f"{spec.channel_starts} {spec.num_out_blocks}x{spec.num_in_blocks}"
+    return starts, f"{after / before:.3f}", f"{rank[0]} > {rank[1]}", _change(before, after)
 
 
 def _totals(plan: Plan) -> list[str]:
