@@ -1,0 +1,57 @@
+"""ResNet-18 with a quarter of its parameters, as separable epitomes and as partial products, in every runtime.
+
+    OMP_NUM_THREADS=1 python benchmarks/partial.py --out benchmarks/results/partial.json
+
+Fresh weights (times do not depend on them), whole starts. "reuse" runs every layer on its epitome; "auto" takes what is
+fastest in each runtime. One thread, processor time, in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torchvision
+from torch import nn
+
+import epitorch
+from epitorch.bench import bench
+
+HERE = Path(__file__).resolve().parent
+FORMS: tuple[Literal["separable", "partial"], ...] = ("separable", "partial")
+STRATEGIES: tuple[Literal["reuse", "auto"], ...] = ("reuse", "auto")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "partial.json")
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    x = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    content: dict[str, Any] = {
+        "what": __doc__.splitlines()[0],
+        "command": "OMP_NUM_THREADS=1 python benchmarks/partial.py",
+    }
+    for strategy in STRATEGIES:
+        report = bench(networks(x), x, rounds=arguments.rounds, processor_time=True, memory=False, strategy=strategy)
+        print(report, flush=True)
+        content[strategy] = report.to_dict()
+    arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def networks(x: torch.Tensor) -> dict[str, nn.Module]:
+    """The dense network, then one by each form; the first convolution and the classifier stay."""
+    made: dict[str, nn.Module] = {"dense": torchvision.models.resnet18().eval()}
+    for form in FORMS:
+        torch.manual_seed(0)
+        model = torchvision.models.resnet18().eval()
+        epitorch.convert_(model, epitorch.plan(model, x, ratio=4, only=["layer*"], form=form, index="fixed"))
+        made[form] = model
+    return made
+
+
+if __name__ == "__main__":
+    main()
