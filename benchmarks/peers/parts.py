@@ -62,6 +62,7 @@ class Part:
 
 
 _EPITOMES = ("wsnet", "epitome", "epitome-fixed", "epitome-warm", "epitome-distil", "epitome-warm-distil")
+_PARTIAL = "epitome-partial"
 _PEERS = ("torch-pruning", "torch-pruning-hidden", "tucker", "cp")
 _FILES = ("kmeans", "int8", "width-int8", "epitome-int8")
 _BYTES = ("bytes-0.25", "bytes-0.125")
@@ -91,7 +92,7 @@ _RESNET = Part(
     tuning={"peak_lr": 0.2, "warmup": 0.1},
     skip=("conv1", "fc"),
     budgets=("params-0.5", "params-0.25", *_BYTES),
-    methods=("dense", "width", *_EPITOMES, *_PEERS, *_FILES),
+    methods=("dense", "width", *_EPITOMES, _PARTIAL, *_PEERS, *_FILES),
     left_out={"width-hidden": _IS_WIDTH},
     init="kaiming_fan_out",
 )
@@ -105,7 +106,9 @@ _LITE0 = Part(
     budgets=("params-0.8", "params-0.5", "params-0.25", *_BYTES),
     methods=("dense", "wsnet", "epitome", "torch-pruning", "tucker", "kmeans", "int8", "epitome-int8"),
     left_out={
-        **dict.fromkeys(("width", "width-hidden", "epitome-fixed", "epitome-distil", "width-int8"), _UNTRAINED),
+        **dict.fromkeys(
+            ("width", "width-hidden", "epitome-fixed", _PARTIAL, "epitome-distil", "width-int8"), _UNTRAINED
+        ),
         **dict.fromkeys(("epitome-warm", "epitome-warm-distil"), "every epitome starts warm here, and none is trained"),
         "torch-pruning-hidden": "torch-pruning leaves what the shortcuts add whole already",
         "cp": "the compressed layers are 1x1, where CP is the same two layers as tucker",
@@ -145,7 +148,11 @@ _SOUND = Part(
         "cp",
         *_FILES,
     ),
-    left_out={"width-hidden": _IS_WIDTH, "torch-pruning-hidden": _NO_BLOCKS},
+    left_out={
+        "width-hidden": _IS_WIDTH,
+        "torch-pruning-hidden": _NO_BLOCKS,
+        _PARTIAL: "every layer is one long filter that is shared along its taps",
+    },
     calibration=32,
 )
 _MOBILE = Part(
@@ -175,6 +182,7 @@ _MOBILE = Part(
         "width-hidden",
         "wsnet",
         "epitome",
+        _PARTIAL,
         "epitome-warm",
         "epitome-warm-distil",
         "torch-pruning",

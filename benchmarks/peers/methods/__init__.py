@@ -26,6 +26,7 @@ _ALL = (
     Method("wsnet", "WSNet (fixed starts)", _COSTS, changes=epitomes.wsnet, convert=epitomes.convert_wsnet),
     Method("epitome", "epitome, learned starts", _COSTS, changes=epitomes.epitome, convert=epitomes.convert_epitome),
     Method("epitome-fixed", "epitome, fixed starts", _COSTS, changes=epitomes.fixed),
+    Method("epitome-partial", "epitome, partial products", _COSTS, changes=epitomes.partial),
     Method("epitome-warm", "epitome, warm start", _COSTS, "half", changes=epitomes.warm),
     Method("epitome-distil", "epitome, distilled", _COSTS, "half", changes=epitomes.distilled),
     Method("epitome-warm-distil", "epitome, warm start, distilled", _COSTS, "half", changes=epitomes.warm_distilled),
