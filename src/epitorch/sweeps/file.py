@@ -60,7 +60,7 @@ class SweepFile:
         entries: Its recipes.
         seeds: Of every method; None takes each recipe's own.
         folds: For sounds; likewise.
-        references: Methods that the others are compared with, the most important first.
+        references: Methods that others are compared with, and for each patterns of those others' names.
         published: Published results to draw beside: `imagenet`, `cifar10` or None.
         place: For messages.
     """
@@ -69,7 +69,7 @@ class SweepFile:
     entries: tuple[Entry, ...]
     seeds: tuple[int, ...] | None
     folds: tuple[int, ...] | None
-    references: tuple[str, ...]
+    references: Mapping[str, tuple[str, ...]]
     published: str | None
     place: Place
 
@@ -83,12 +83,25 @@ def _numbers(low: int, high: int, what: str) -> Rule:
     return Rule(f"{what}, each once", accepts, lambda v: tuple(v) if isinstance(v, list) else (v,))
 
 
-def _texts() -> Rule:
-    def accepts(value: Any) -> bool:
-        values = value if isinstance(value, list) else [value]
-        return bool(values) and all(isinstance(v, str) and v.strip() for v in values)
+def _texts(value: Any) -> tuple[str, ...]:
+    """A text or a list of texts; empty where it is neither."""
+    values = value if isinstance(value, list) else [value]
+    return tuple(values) if all(isinstance(v, str) and v.strip() for v in values) else ()
 
-    return Rule("a name, or a list of names", accepts, lambda v: tuple(v) if isinstance(v, list) else (v,))
+
+def _references() -> Rule:
+    """Names; or names and, for each, patterns of the methods that are compared with it."""
+
+    def convert(value: Any) -> dict[str, tuple[str, ...]]:
+        if isinstance(value, dict):
+            return {name: _texts(patterns) for name, patterns in value.items()}
+        return dict.fromkeys(_texts(value), ("*",))
+
+    def accepts(value: Any) -> bool:
+        read = convert(value)
+        return bool(read) and all(isinstance(name, str) and patterns for name, patterns in read.items())
+
+    return Rule("a name, a list of names, or a mapping from names to patterns such as '*-4x*'", accepts, convert)
 
 
 def _filled() -> Rule:
@@ -105,7 +118,7 @@ _RULES: dict[str, Rule] = {
     "grid": mapping(),
     "seeds": optional(SEEDS),
     "folds": optional(FOLDS),
-    "reference": optional(_texts()),
+    "reference": optional(_references()),
     "published": optional(Rule("imagenet | cifar10", lambda v: v in ("imagenet", "cifar10"))),
 }
 _ENTRY_RULES = {key: _RULES[key] for key in ("recipe", "name", "set", "grid", "seeds", "folds")}
@@ -177,7 +190,7 @@ def parse_sweep(data: Any, place: Place, *, name: str) -> SweepFile:
         entries=tuple(_entry(item, below, shared) for item, below in _recipes(given, place)),
         seeds=given.get("seeds"),
         folds=given.get("folds"),
-        references=given.get("reference") or (),
+        references=given.get("reference") or {},
         published=given.get("published"),
         place=place,
     )

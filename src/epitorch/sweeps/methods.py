@@ -48,7 +48,7 @@ def methods_of(sweep: SweepFile) -> list[Method]:
 
     Raises:
         RecipeError: If a recipe is missing or not valid with the values replaced, or two methods have one name.
-        InputError: If a reference is no method.
+        InputError: If a reference is no method, or no method is compared with it.
     """
     found = [(entry, name) for entry in sweep.entries for name in _named(entry)]
     base = _base_labels(found)
@@ -67,13 +67,22 @@ def methods_of(sweep: SweepFile) -> list[Method]:
                 fix="give an entry of 'recipes' a 'name'",
             )
         )
-    check_labels(sweep.references, methods, str(sweep.place.below("reference")))
+    _check_references(sweep, [method.label for method in methods])
     return methods
 
 
-def check_labels(labels: Sequence[str], methods: Sequence[Method], where: str) -> None:
-    """Raise InputError if one of the labels is no method's."""
-    known = [method.label for method in methods]
+def _check_references(sweep: SweepFile, known: list[str]) -> None:
+    where = str(sweep.place.below("reference"))
+    check_labels(list(sweep.references), known, where)
+    for patterns in sweep.references.values():
+        for pattern in patterns:
+            if not any(fnmatchcase(label, pattern) for label in known):
+                expected = f"a pattern over the methods {', '.join(known)}"
+                raise InputError(explain(f"no method fits '{pattern}'", expected=expected, got=pattern, where=where))
+
+
+def check_labels(labels: Sequence[str], known: list[str], where: str) -> None:
+    """Raise InputError if one of the labels is not among the known ones."""
     for label in labels:
         if label not in known:
             raise InputError(

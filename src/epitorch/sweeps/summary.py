@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
 from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
@@ -19,21 +20,32 @@ from epitorch.training.folds import cross_validation, paired_difference
 Runs = Mapping[str, Sequence[RunResult]]
 
 
-def pairs_of(labels: Sequence[str], references: Sequence[str]) -> list[tuple[str, str]]:
-    """Return which methods are compared: each with every reference, two references once, the later with the earlier.
+def pairs_of(labels: Sequence[str], references: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """Return which methods are compared: with each reference those that one of its patterns fits.
 
-    Without references the first method is the one.
+    Two references that fit each other meet once, the earlier compared with the later. Without references the first
+    method is the one.
     """
-    ranks = {label: i for i, label in enumerate(references or labels[:1])}
+    patterns = references or dict.fromkeys(labels[:1], ("*",))
+    order = list(patterns)
+
+    def fits(label: str, reference: str) -> bool:
+        return label != reference and any(fnmatchcase(label, pattern) for pattern in patterns[reference])
+
+    def twice(label: str, reference: str) -> bool:
+        return label in patterns and fits(reference, label) and order.index(label) > order.index(reference)
+
     return [
         (label, reference)
-        for reference in ranks
+        for reference in patterns
         for label in labels
-        if label != reference and ranks.get(label, -1) < ranks[reference]
+        if fits(label, reference) and not twice(label, reference)
     ]
 
 
-def summarize(runs: Runs, references: Sequence[str], *, total: int, command: Sequence[str]) -> dict[str, Any]:
+def summarize(
+    runs: Runs, references: Mapping[str, Sequence[str]], *, total: int, command: Sequence[str]
+) -> dict[str, Any]:
     """Return the summary as plain data: accuracies are fractions of the test data.
 
     Args:
@@ -177,14 +189,20 @@ def write_summary(folder: Path, summary: Mapping[str, Any], runs: Runs) -> None:
 
 
 def markdown(summary: Mapping[str, Any]) -> str:
-    """Return the summary as two tables: methods, and differences in points."""
-    lines = ["| method | test % | sd (runs) | n | parameters | MAdds (M) | train loss |", "|---|" + "---:|" * 6]
+    """Return the summary as two tables: methods, and differences in points.
+
+    "learner - map": points that the index learner's own starts are better on the test data than the routing map.
+    """
+    head = ["method", "test %", "sd (runs)", "n", "parameters", "MAdds (M)", "train loss"]
+    learned = any(row["gap_mean"] is not None for row in summary["methods"].values())
+    head += ["learner - map"] if learned else []
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     for label, row in summary["methods"].items():
         loss = "-" if row["train_loss_mean"] is None else f"{row['train_loss_mean']:.3f}"
-        lines.append(
-            f"| {label} | {100 * row['mean']:.2f} | {_percent(row['sd'])} | {row['n']} | {row['parameters']:,} "
-            f"| {row['madds_executed'] / 1e6:.1f} | {loss} |"
-        )
+        cells = [label, f"{100 * row['mean']:.2f}", _percent(row["sd"]), f"{row['n']}", f"{row['parameters']:,}"]
+        cells += [f"{row['madds_executed'] / 1e6:.1f}", loss]
+        cells += [_percent(row["gap_mean"], "+")] if learned else []
+        lines.append(f"| {' | '.join(cells)} |")
     heldout = [label for label, row in summary["methods"].items() if row["measured_on"] == "held-out images"]
     if heldout:
         lines += ["", f"No split to test on; the held-out images stand in: {', '.join(heldout)}."]
@@ -204,8 +222,8 @@ def _differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f}"
+def _percent(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{100 * value:{sign}.2f}"
 
 
 def _write(path: Path, text: str) -> None:

@@ -89,7 +89,7 @@ def _chosen(
 ) -> list[Method]:
     found = methods_of(sweep)
     if labels is not None:
-        check_labels(labels, found, "--methods")
+        check_labels(labels, [method.label for method in found], "--methods")
         found = [method for method in found if method.label in labels]
     if seeds is not None:
         found = [replace(method, seeds=tuple(seeds)) for method in found]
@@ -120,7 +120,7 @@ class _Summary:
         return self._of(self._runs())
 
     def _of(self, runs: dict[str, list[RunResult]]) -> dict[str, Any]:
-        references = [label for label in self.sweep.references if label in runs]
+        references = {label: fits for label, fits in self.sweep.references.items() if label in runs}
         return summarize(runs, references, total=len(self.jobs), command=self.command)
 
     def _runs(self) -> dict[str, list[RunResult]]:
