@@ -9,6 +9,7 @@ The first word names the changes, the rest is what `epitorch train` takes:
     latin   starts of pairs of blocks: 3 r s modulo the size
     parts   starts of pairs of blocks: 3 r s on the compressed axis, the block's own part of the epitome on the other
     rows    starts of pairs of blocks: all pairs of an output block share its start on the filters
+    whole   starts that will be learned: at whole positions, where fixed ones lie
     sign    normalisation behind epitomes with repeated filters: scale -1 in every second output block
     shift   such normalisation: shifts spread over the output blocks, within 0.5
     knots   such normalisation: shift -0.5 from the third output block on
@@ -114,7 +115,7 @@ def change(names: list[str]) -> None:
     """Make epitorch begin so from now on."""
 
     def spread(spec: EpitomeSpec, **options: Any) -> Starts:
-        starts = evenly_spread(spec, **options)
+        starts = evenly_spread(spec, **options | ({"whole": True} if "whole" in names else {}))
         for name in names:
             if name in PLACES:
                 PLACES[name](spec, starts)
@@ -147,7 +148,8 @@ def change(names: list[str]) -> None:
 
 if __name__ == "__main__":
     asked = sys.argv[1].split(",") if len(sys.argv) > 1 else []
-    if not asked or set(asked) - {"none", *PLACES, *NORMS}:
-        sys.exit(f"expected changes out of none, {', '.join([*PLACES, *NORMS])}, then what `epitorch train` takes")
+    known = ["none", "whole", *PLACES, *NORMS]
+    if not asked or set(asked) - set(known):
+        sys.exit(f"expected changes out of {', '.join(known)}, then what `epitorch train` takes")
     change(asked)
     sys.exit(main(["train", *sys.argv[2:]]))
