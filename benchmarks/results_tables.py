@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from epitorch.sweeps.summary import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(r"(<!-- summary ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_PATHS = re.compile(r"--(data|out|results)=")
 
 
 def main() -> int:
@@ -42,17 +44,24 @@ def filled(page: Path) -> str:
 
     def made(match: re.Match[str]) -> str:
         summary = json.loads((ROOT / "results" / match[2] / "summary.json").read_text(encoding="utf-8"))
-        summary["command"] = _anywhere(summary["command"])
+        summary["command"] = anywhere(summary["command"])
         unfinished = "" if summary["complete"] else "\nNot all runs of this sweep are made yet.\n"
         return f"{match[1]}{markdown(summary)}\n{unfinished}{match[4]}"
 
     return _BLOCK.sub(made, page.read_text(encoding="utf-8"))
 
 
-def _anywhere(command: str) -> str:
+def anywhere(command: str) -> str:
     """Return a command as one would type it in a clone, without the folders of the machine that ran it."""
-    command = re.sub(r"--data \S+", "--data DIR", command)
-    return re.sub(r"--(out|results) \S*?/?((?:runs|results)/\S+)", r"--\1 \2", command)
+    words = [part for word in shlex.split(command) for part in (word.split("=", 1) if _PATHS.match(word) else [word])]
+    for i, option in enumerate(words[:-1]):
+        if option == "--data":
+            words[i + 1] = "DIR"
+        elif option in ("--out", "--results"):
+            parts = Path(words[i + 1]).parts
+            own = [k for k, part in enumerate(parts) if part in ("runs", "results")]
+            words[i + 1] = "/".join(parts[own[-1] :]) if own else "DIR"
+    return shlex.join(words)
 
 
 if __name__ == "__main__":

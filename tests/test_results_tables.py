@@ -34,3 +34,16 @@ def test_a_changed_number_on_a_page_is_found(script: ModuleType, tmp_path: Path)
     changed.write_text(text.replace("| wsnet-4x | 7", "| wsnet-4x | 8"), encoding="utf-8")
     assert changed.read_text(encoding="utf-8") != text
     assert script.filled(changed) == text
+
+
+@pytest.mark.parametrize(
+    ("ran", "shown"),
+    [
+        ("epitorch sweep s.yaml --data '/my data/cifar' --jobs 2", "epitorch sweep s.yaml --data DIR --jobs 2"),
+        ("e --data=/home/u/cifar --out=/home/u/runs/x --jobs=2", "e --data DIR --out runs/x --jobs=2"),
+        ("e --out /tmp/myruns/x --results /home/runs/results/x", "e --out DIR --results results/x"),
+        ("e --out /work/runs --results results/x", "e --out runs --results results/x"),
+    ],
+)
+def test_commands_name_no_folders_of_one_machine(script: ModuleType, ran: str, shown: str) -> None:
+    assert script.anywhere(ran) == shown

@@ -66,6 +66,48 @@ def test_unbatched_input_is_one_sample() -> None:
     assert count(layer, torch.zeros(3, 6, 6)).madds == count(layer, torch.zeros(2, 3, 6, 6)).madds
 
 
+class Windows(nn.Linear):
+    """A linear layer with an attribute of convolutions."""
+
+    kernel_size = (1, 1)
+
+
+class Loop(nn.Module):
+    """Gives its convolution one sample at a time, with a channel axis that the batch has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.second(self.first(image.unsqueeze(0))) for image in x])
+
+
+class Either(nn.Module):
+    """Takes an image or a batch of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x if x.dim() == 4 else x[None])
+
+
+@pytest.mark.parametrize(
+    ("model", "example", "madds"),
+    [
+        (Windows(16, 32), torch.zeros(4, 7, 16), 7 * 16 * 32),
+        (Loop(), torch.zeros(4, 6, 6), 36 * 9 * (4 + 4 * 8)),
+        (Loop(), torch.zeros(2, 6, 6), 36 * 9 * (4 + 4 * 8)),
+        (Either(), torch.zeros(4, 3, 6, 6), 36 * 9 * 3 * 8),
+        (Either(), torch.zeros(3, 6, 6), 36 * 9 * 3 * 8),
+    ],
+)
+def test_what_a_sample_is(model: nn.Module, example: Tensor, madds: int) -> None:
+    assert count(model, example).madds == madds
+
+
 class Twice(nn.Module):
     """Uses one layer twice and keeps it under two names."""
 

@@ -49,7 +49,7 @@ def check(size: int, asked: Task) -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 0.25, 0.125])
-@pytest.mark.parametrize("name", ["width", "wsnet", "epitome", "epitome-fixed"])
+@pytest.mark.parametrize("name", ["width", "wsnet", "epitome", "epitome-fixed", "epitome-partial"])
 def test_parameters_are_met(name: str, share: float) -> None:
     asked = task(PARTS["a"], "params", share)
     make = METHODS[name].changes

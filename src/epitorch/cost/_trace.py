@@ -122,7 +122,7 @@ def trace(model: nn.Module, arguments: tuple[Any, ...]) -> Trace:
         InputError: If the arguments hold no tensor.
     """
     record = Trace(_batch(arguments), {name: Calls(module) for name, module in counted_modules(model)})
-    watch = _Watch(record, next(tensors(arguments)).dim())
+    watch = _Watch(record, next(tensors(arguments)).shape)
     with quiet(model), watch.hooks(model), watch:
         record.output = model(*arguments)
     if watch.unbatched:
@@ -170,12 +170,13 @@ def quiet(model: nn.Module) -> Iterator[None]:
 class _Watch(TorchDispatchMode):
     """Attributes every operator to the innermost counted module that is running."""
 
-    def __init__(self, record: Trace, example_dims: int) -> None:
+    def __init__(self, record: Trace, example: torch.Size) -> None:
         super().__init__()
         self.record = record
         self.stack: list[tuple[str, Calls | None]] = []
         self.deployed: set[str] = set()
-        self.unbatched, self.example_dims = False, example_dims
+        self.unbatched: bool | None = None  # not known before the first convolution
+        self.example = example
 
     @contextmanager
     def hooks(self, model: nn.Module) -> Iterator[None]:
@@ -203,10 +204,8 @@ class _Watch(TorchDispatchMode):
         source = args[0] if args else kwargs.get("input")
         if not isinstance(source, Tensor) or not isinstance(output, Tensor):
             return
-        if calls is not None or name in self.deployed:
-            kernel = getattr(module, "kernel_size", None)  # of convolutions, deployed ones too
-            single = kernel is not None and source.dim() == len(kernel) + 1
-            self.unbatched |= single and source.dim() == self.example_dims  # else a loop over the batch
+        if self.unbatched is None and (calls is not None or name in self.deployed):
+            self.unbatched = self._is_unbatched(module, source)
         if calls is None:
             return
         sizes = channel_sizes(module)
@@ -214,6 +213,18 @@ class _Watch(TorchDispatchMode):
         calls.in_positions += source.numel() // sizes[0]
         calls.out_positions += output.numel() // sizes[1]
         calls.read_positions += _read_positions(module, output)
+
+    def _is_unbatched(self, module: Any, source: Tensor) -> bool | None:
+        """Whether a convolution was given the example as one sample; None if the module is no convolution.
+
+        A loop over the batch gives it single samples too, but of fewer axes, or with a channel axis of their own.
+        """
+        kernel = getattr(module, "kernel_size", None)
+        if is_linear(module) or not isinstance(kernel, tuple):
+            return None
+        if source.dim() == len(kernel) + 1:
+            return len(source.shape) == len(self.example) and source.shape[0] == self.example[0]
+        return source.shape == (1, *self.example)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))

@@ -72,13 +72,17 @@ def methods_of(sweep: SweepFile) -> list[Method]:
 
 
 def _check_references(sweep: SweepFile, known: list[str]) -> None:
-    where = str(sweep.place.below("reference"))
-    check_labels(list(sweep.references), known, where)
-    for patterns in sweep.references.values():
+    place = sweep.place.below("reference")
+    for name, patterns in sweep.references.items():
+        own = place.below(name)
+        where = str(own if own.path in own.lines else place)
+        check_labels([name], known, where)
+        others = [label for label in known if label != name]
         for pattern in patterns:
-            if not any(fnmatchcase(label, pattern) for label in known):
-                expected = f"a pattern over the methods {', '.join(known)}"
-                raise InputError(explain(f"no method fits '{pattern}'", expected=expected, got=pattern, where=where))
+            if others and not any(fnmatchcase(label, pattern) for label in others):
+                expected = f"a pattern over the methods {', '.join(others)}"
+                got = f"no other method than '{name}' fits '{pattern}'"
+                raise InputError(explain(got, expected=expected, got=pattern, where=where))
 
 
 def check_labels(labels: Sequence[str], known: list[str], where: str) -> None:

@@ -23,21 +23,19 @@ Runs = Mapping[str, Sequence[RunResult]]
 def pairs_of(labels: Sequence[str], references: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
     """Return which methods are compared: with each reference those that one of its patterns fits.
 
-    Two references that fit each other meet once, the earlier compared with the later. Without references the first
-    method is the one.
+    Two references that fit each other meet once, the earlier compared with the later.
     """
-    patterns = references or dict.fromkeys(labels[:1], ("*",))
-    order = list(patterns)
+    order = list(references)
 
     def fits(label: str, reference: str) -> bool:
-        return label != reference and any(fnmatchcase(label, pattern) for pattern in patterns[reference])
+        return label != reference and any(fnmatchcase(label, pattern) for pattern in references[reference])
 
     def twice(label: str, reference: str) -> bool:
-        return label in patterns and fits(reference, label) and order.index(label) > order.index(reference)
+        return label in references and fits(reference, label) and order.index(label) > order.index(reference)
 
     return [
         (label, reference)
-        for reference in patterns
+        for reference in references
         for label in labels
         if fits(label, reference) and not twice(label, reference)
     ]
@@ -223,7 +221,7 @@ def _differences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _percent(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else f"{100 * value:{sign}.2f}"
+    return "-" if value is None else f"{100 * value:{sign}.2f}".replace("-0.00", f"{sign}0.00")
 
 
 def _write(path: Path, text: str) -> None:

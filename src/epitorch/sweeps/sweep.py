@@ -120,7 +120,10 @@ class _Summary:
         return self._of(self._runs())
 
     def _of(self, runs: dict[str, list[RunResult]]) -> dict[str, Any]:
-        references = {label: fits for label, fits in self.sweep.references.items() if label in runs}
+        asked = self.sweep.references
+        references = {label: patterns for label, patterns in asked.items() if label in runs}
+        if not references and all(patterns == ("*",) for patterns in asked.values()):
+            references = dict.fromkeys([*runs][:1], ("*",))
         return summarize(runs, references, total=len(self.jobs), command=self.command)
 
     def _runs(self) -> dict[str, list[RunResult]]:
