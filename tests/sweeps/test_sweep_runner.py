@@ -45,6 +45,7 @@ def test_every_run_is_made_once_and_summed_up_in_pairs(recipes: Path, cluster: F
     assert [(row["first"], row["second"], row["n"]) for row in summary["differences"]] == [("wide", "dense", 2)]
     assert len(json.loads(Path("out/runs.json").read_text())) == 4
     assert "| wide - dense | -1.00 | 0.00 | 2 |" in Path("out/summary.md").read_text()
+    assert "rehearsal" not in Path("out/summary.md").read_text()
     for against in ("madds", "params"):
         assert Path(f"out/accuracy-{against}.svg").read_text().startswith("<?xml")
         assert Path(f"out/accuracy-{against}.png").read_bytes().startswith(b"\x89PNG")
@@ -70,6 +71,16 @@ def test_the_command_of_a_run_is_trains(recipes: Path, cluster: FakeCluster) -> 
         "5",
     ]
     assert cluster.commands == [words]
+    assert "Stopped after 5 steps a run: a rehearsal, no result." in Path("out/summary.md").read_text()
+
+
+def test_a_mapping_of_references_is_not_given_up_for_the_first_method(recipes: Path, cluster: FakeCluster) -> None:
+    """Where the chosen methods leave all references out, lists fall back on the first method."""
+    text = "recipes: [tiny/dense, tiny/wide, tiny/epitome]\nseeds: [0]\nreference: "
+    chosen = ["wide", "epitome"]
+    assert go(text + "{dense: [wide, epitome]}", methods=chosen).summary["differences"] == []
+    (row,) = go(text + "dense", methods=chosen).summary["differences"]
+    assert (row["first"], row["second"]) == ("epitome", "wide")
 
 
 def test_replaced_values_are_written_and_trained(recipes: Path, cluster: FakeCluster) -> None:

@@ -204,6 +204,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
     heldout = [label for label, row in summary["methods"].items() if row["measured_on"] == "held-out images"]
     if heldout:
         lines += ["", f"No split to test on; the held-out images stand in: {', '.join(heldout)}."]
+    if summary.get("max_steps") is not None:
+        lines += ["", f"Stopped after {summary['max_steps']} steps a run: a rehearsal, no result."]
     if summary["differences"]:
         lines += ["", *_differences(summary["differences"])]
     return "\n".join([*lines, "", f"`{summary['command']}`"])

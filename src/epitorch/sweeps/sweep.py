@@ -124,7 +124,8 @@ class _Summary:
         references = {label: patterns for label, patterns in asked.items() if label in runs}
         if not references and all(patterns == ("*",) for patterns in asked.values()):
             references = dict.fromkeys([*runs][:1], ("*",))
-        return summarize(runs, references, total=len(self.jobs), command=self.command)
+        made = summarize(runs, references, total=len(self.jobs), command=self.command)
+        return made | {"max_steps": self.budget.max_steps}
 
     def _runs(self) -> dict[str, list[RunResult]]:
         runs: dict[str, list[RunResult]] = {job.method.label: [] for job in self.jobs}
