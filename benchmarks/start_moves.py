@@ -2,8 +2,8 @@
 
     python benchmarks/start_moves.py results/trials/start-moves/*.json
 
-One row per run: starts, how far they are in the end from where they began, in positions, and
-from the nearest whole position.
+One row per run: starts, how far they are in the end from where they began, in positions (not round the circle), and how
+far from the nearest whole position.
 """
 
 from __future__ import annotations
