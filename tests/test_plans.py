@@ -238,7 +238,7 @@ def test_the_table_shows_each_layer_and_the_totals() -> None:
     lines = str(plan).splitlines()
     rows = [" ".join(line.split()) for line in lines[1:3]]
     assert rows == [
-        "a 8x4x3x3 4x4x3x3 separable 2x1 0.507 8 > 4 288 > 146 2,880 > 1,500",
+        "a 8x4x3x3 4x4x3x3 separable 2x1 learner 0.507 8 > 4 288 > 146 2,880 > 1,500",
         "b 2x8 left: skipped 16 ?",
     ]
     rest = [" ".join(line.split()) for line in lines[3:]]

@@ -149,7 +149,7 @@ def read_value(rule: Rule, value: Any, place: Place) -> Any:
 
 
 def check_keys(data: Any, known: list[str], place: Place) -> None:
-    """Refuse what is not a mapping and any key that is not known."""
+    """Refuse what is not a mapping and all keys that are not known, at once."""
     if not isinstance(data, Mapping):
         raise RecipeError(
             explain(
@@ -159,17 +159,18 @@ def check_keys(data: Any, known: list[str], place: Place) -> None:
                 where=str(place),
             )
         )
-    for key in data:
-        if key not in known:
-            below = place.below(str(key))
-            raise RecipeError(
-                explain(
-                    f"unknown key '{dotted(below.path)}'{suggest(str(key), known)}",
-                    expected=f"one of {', '.join(known)}",
-                    got=repr(key),
-                    where=str(below),
-                )
+    unknown = [key for key in data if key not in known]
+    if unknown:
+        below = place.below(str(unknown[0]))
+        told = [f"'{dotted(place.below(str(key)).path)}'{suggest(str(key), known)}" for key in unknown]
+        raise RecipeError(
+            explain(
+                f"unknown key{'s' * (len(told) > 1)} {' and '.join(told)}",
+                expected=f"{'one' if len(told) == 1 else 'keys'} of {', '.join(known)}",
+                got=", ".join(map(repr, unknown)),
+                where=str(below),
             )
+        )
 
 
 def _missing(name: str, rule: Rule, place: Place) -> RecipeError:

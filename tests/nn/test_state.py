@@ -182,3 +182,13 @@ def test_repr_shows_which_starts_there_are() -> None:
     text = repr(EpitomeLinear(12, 8, epitome_shape=(4, 12), block_in=3, channel_starts="grid_out", group_length=2))
     assert "epitome_shape=(4, 12), index=learner, block_in=3, channel_starts=grid_out, group_length=2" in text
     assert "block" not in repr(EpitomeLinear(4, 8, epitome_shape=(2, 4)))  # the default
+
+
+def test_repr_shows_what_is_not_the_default() -> None:
+    layer = epi.EpitomeConvTranspose1d(4, 6, 3, stride=2, output_padding=1, epitome_shape=(2, 3, 3), momentum=0.9)
+    assert "output_padding=(1,)" in repr(layer)
+    assert "momentum=0.9" in repr(layer)
+    usual = epi.EpitomeConvTranspose1d(4, 6, 3, epitome_shape=(2, 3, 3))
+    fixed = epi.EpitomeConvTranspose1d(4, 6, 3, epitome_shape=(2, 3, 3), momentum=0.9, index="fixed")
+    assert all(word not in repr(usual) for word in ("output_padding", "momentum"))
+    assert "momentum" not in repr(fixed)  # nothing learns a map

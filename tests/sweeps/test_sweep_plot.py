@@ -56,10 +56,37 @@ def test_runs_and_published_points_are_drawn_with_their_names(tmp_path: Path) ->
     assert [file.name for file in files] == ["plot.svg", "plot.png"]
     text = files[0].read_text()
     assert files[1].read_bytes().startswith(b"\x89PNG")
-    for words in ("narrow, here (n = 3)", "epitome, here (n = 1)", "AutoSlim", "CIFAR-10", "multiply-adds", "0.7 M"):
+    for words in (
+        "narrow (n = 3)",
+        "epitome (n = 1)",
+        "runs made here",
+        "AutoSlim",
+        "CIFAR-10",
+        "multiply-adds",
+        "0.7 M",
+    ):
         assert words in text
     without = accuracy_plot(OURS, tmp_path / "other")[0].read_text()
     assert "AutoSlim" not in without
+    assert [text.count('id="axes_'), without.count('id="axes_')] == [2, 1]
+
+
+def test_published_points_do_not_squeeze_the_runs(tmp_path: Path) -> None:
+    """The runs lie as far apart with published points as without, in a panel of their own."""
+    across = {}
+    for name, published in (("with", published_points("cifar10")), ("without", [])):
+        text = accuracy_plot(OURS, tmp_path / name, published=published)[0].read_text().partition('id="legend_1"')[0]
+        at = [float(x) for x in re.findall(r'x="([\d.]+)" y="[\d.]+" style="fill: #\w+; stroke: #000000', text)]
+        assert len(at) == len(OURS)
+        across[name] = max(at) - min(at)
+    assert across["with"] == pytest.approx(across["without"], rel=0.2)
+
+
+def test_no_two_of_many_methods_look_alike(tmp_path: Path) -> None:
+    points = [Point(f"method {k}", 50.0 + k, None, 1, 1.0 + k, 1.0) for k in range(25)]
+    text = accuracy_plot(points, tmp_path / "many")[0].read_text()
+    marks = re.findall(r'<use xlink:href="#(\w+)" x="[\d.]+" y="[\d.]+" style="fill: (#\w+); stroke: #000000', text)
+    assert len(set(marks)) == len(points)
 
 
 def test_a_point_without_parameters_is_left_out_of_that_plot(tmp_path: Path) -> None:

@@ -89,6 +89,10 @@ def test_numbers_with_an_exponent_are_numbers(text: str, tmp_path: Path) -> None
     ("line", "words"),
     [
         ("  epoch: 3", ["unknown key 'training.epoch'; did you mean 'epochs'?", "line 6"]),
+        (
+            "  epoch: 3\n  momentun: 0.5",
+            ["unknown keys 'training.epoch'; did you mean 'epochs'? and 'training.momentun'", "mean 'momentum'?", "6"],
+        ),
         ("  peak_LR: 3", ["unknown key 'training.peak_LR'; did you mean 'peak_lr'?", "line 6"]),
         ("epitomes: {c: 0.2}", ["unknown key 'epitomes'; did you mean 'epitome'?", "line 6"]),
         ("epitome: {c: 0.2, lastconv: true}", ["unknown key 'epitome.lastconv'; did you mean 'last_conv'?"]),

@@ -20,6 +20,7 @@ from epitorch.spec import Axis, ChannelStarts, EpitomeSpec, SpatialStarts, seman
 Index = Literal["learner", "direct", "fixed"]
 INDEX_KINDS = ("learner", "direct", "fixed")
 _WATCHED = 16  # epitome elements in the fingerprint of a step
+_PRINTED_MOMENTUM = 0.97  # of the routing map, in the paper; the default everywhere
 
 
 class EpitomeLayer(nn.Module, ABC):
@@ -289,6 +290,8 @@ class EpitomeLayer(nn.Module, ABC):
         options = [f"epitome_shape={tuple(self.epitome.shape)}", f"index={self.index}"]
         options += [f"{name}={getattr(spec, name)}" for name in names if getattr(spec, name) != getattr(plain, name)]
         options += ["flatten_kernel=True"] if self.flatten_kernel else []
+        told = self.index == "learner" and self.momentum != _PRINTED_MOMENTUM
+        options += [f"momentum={self.momentum}"] if told else []
         return ", ".join(options)
 
 

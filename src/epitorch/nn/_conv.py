@@ -87,6 +87,7 @@ class _EpitomeConvNd(EpitomeLayer):
         """Arguments, as torch shows them."""
         shown = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"]
         shown += [f"padding={self.padding}"] if self.padding != (0,) * self.spatial_dims else []
+        shown += [f"output_padding={self.output_padding}"] if any(self.output_padding) else []
         shown += [f"dilation={self.dilation}"] if self.dilation != (1,) * self.spatial_dims else []
         shown += [f"groups={self.groups}"] if self.groups != 1 else []
         shown += [f"padding_mode={self.padding_mode}"] if self.padding_mode != "zeros" else []

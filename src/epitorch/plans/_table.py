@@ -7,7 +7,7 @@ from math import prod
 from epitorch.plans._data import LayerPlan, Plan, WeightFacts, params_after
 from epitorch.spec import EpitomeSpec
 
-_HEAD = ("layer", "weight", "epitome", "starts", "share", "rank", "params", "MAdds")
+_HEAD = ("layer", "weight", "epitome", "starts", "index", "share", "rank", "params", "MAdds")
 _LEFT = (0,)
 
 
@@ -58,19 +58,19 @@ def _row(plan: Plan, name: str) -> tuple[str, ...]:
     if layer is None:
         before = "-" if facts is None else f"{facts.params:,}"
         madds = "-" if facts is None else _number(facts.madds_dense)
-        return (name or "(model)", shape, f"left: {plan.left[name]}", "", "", "", before, madds)
+        return (name or "(model)", shape, f"left: {plan.left[name]}", "", "", "", "", before, madds)
     if facts is None:
-        return (name, shape, _shape(layer.epitome_shape), layer.channel_starts, "-", "-", "-", "-")
+        return (name, shape, _shape(layer.epitome_shape), layer.channel_starts, layer.index, "-", "-", "-", "-")
     madds = _change(facts.madds_dense, plan.madds_of(name))
     return (name, shape, _shape(layer.epitome_shape), *_figures(plan, name, layer, facts), madds)
 
 
-def _figures(plan: Plan, name: str, layer: LayerPlan, facts: WeightFacts) -> tuple[str, str, str, str]:
+def _figures(plan: Plan, name: str, layer: LayerPlan, facts: WeightFacts) -> tuple[str, ...]:
     before, after = facts.params, params_after(plan, name)
     spec = layer.spec_for(facts.shape, facts.transposed)
     rank = rank_bounds(spec)
     starts = f"{spec.channel_starts} {spec.num_out_blocks}x{spec.num_in_blocks}"
-    return starts, f"{after / before:.3f}", f"{rank[0]} > {rank[1]}", _change(before, after)
+    return starts, layer.index, f"{after / before:.3f}", f"{rank[0]} > {rank[1]}", _change(before, after)
 
 
 def _totals(plan: Plan) -> list[str]:

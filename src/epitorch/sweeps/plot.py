@@ -14,7 +14,8 @@ from epitorch.sweeps.published import PublishedPoint
 
 Axis = Literal["madds", "params"]
 _AXES: dict[Axis, str] = {"madds": "multiply-adds of an image (millions)", "params": "parameters (millions)"}
-_MARKERS = "sD^vP*Xhd<>p"
+_MARKERS = "oD^vPsX*h<>p"  # of runs: the next one where the colours are used up; of published points: one a method
+_COLOURS = [f"C{k}" for k in range(10)]
 _SAME_TEXT = {"svg.hashsalt": "epitorch", "svg.fonttype": "none"}  # the same plot is the same file, with text as text
 
 
@@ -65,10 +66,12 @@ def accuracy_plot(
     """Draw accuracy against cost and write it as SVG and PNG.
 
     Args:
-        points: Of runs, drawn with their standard deviation.
+        points: Of runs, drawn with their standard deviation; a colour and marker for each method.
         out: File without suffix.
-        against: `madds` or `params`.
-        published: Of other methods, from `published_points`; those that lack the cost are left out.
+        against: `madds` or `params`; a logarithmic axis.
+        published: Of other methods, from `published_points`, in a panel of their own beside that of the runs, with the
+            runs small among them: other schedules reach other accuracies, and one panel would squeeze the runs into
+            a corner. Those that lack the cost are left out.
         title: Of the plot.
 
     Returns:
@@ -84,13 +87,19 @@ def accuracy_plot(
     if not points and not beside:
         raise InputError(explain("there is nothing to draw", expected="points of runs or published ones", got="none"))
     paths = [Path(f"{out}.{kind}") for kind in ("svg", "png")]
-    with _figure() as figure:
-        axes = figure.subplots()
-        _draw_published(axes, beside, against)
-        _draw_runs(axes, points, against)
-        axes.set(xlabel=_AXES[against], ylabel="top-1 accuracy (%)", title=title)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    panels = (["runs"] if points else []) + (["published"] if beside else [])
+    with _figure(len(panels)) as figure:
+        for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+            if panel == "runs":
+                _draw_runs(axes, points, against)
+            else:
+                _draw_published(axes, beside, against)
+                _draw_runs_small(axes, points, against)
+            axes.set(xscale="log", xlabel=_AXES[against], ylabel="top-1 accuracy (%)")
+            axes.grid(alpha=0.3, which="both")
+            _name_costs(axes)
+            axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+        figure.suptitle(title)
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -98,11 +107,11 @@ def accuracy_plot(
 
 
 @contextmanager
-def _figure() -> Iterator[Any]:
+def _figure(panels: int) -> Iterator[Any]:
     matplotlib = require("matplotlib", "sweep")
     figures = require("matplotlib.figure", "sweep")  # not pyplot: it would open windows and keep every figure
     with matplotlib.rc_context(_SAME_TEXT):
-        yield figures.Figure(figsize=(7.0, 4.5), dpi=150)
+        yield figures.Figure(figsize=(6.0 * panels, 4.5), dpi=150)
 
 
 def _draw_published(axes: Any, points: Sequence[PublishedPoint], against: Axis) -> None:
@@ -116,10 +125,24 @@ def _draw_published(axes: Any, points: Sequence[PublishedPoint], against: Axis) 
 
 
 def _draw_runs(axes: Any, points: Sequence[Point], against: Axis) -> None:
-    for point in points:
-        told = f"{point.label}, here (n = {point.n})"
-        x = getattr(point, against)
-        axes.errorbar(x, point.accuracy, yerr=point.sd, fmt="o", ms=6, capsize=3, mec="black", label=told)
+    for k, point in enumerate(points):
+        colour, marker = _COLOURS[k % len(_COLOURS)], _MARKERS[k // len(_COLOURS) % len(_MARKERS)]
+        look = {"color": colour, "marker": marker, "ls": "none", "ms": 6, "mec": "black", "mew": 0.6, "capsize": 3}
+        told = f"{point.label} (n = {point.n})"
+        axes.errorbar(getattr(point, against), point.accuracy, yerr=point.sd, label=told, **look)
+
+
+def _draw_runs_small(axes: Any, points: Sequence[Point], against: Axis) -> None:
+    across = [getattr(point, against) for point in points]
+    axes.plot(across, [point.accuracy for point in points], "k.", ms=4, label="runs made here")
+
+
+def _name_costs(axes: Any) -> None:
+    """Write 0.5, 1, 2 instead of powers of ten."""
+    tickers = require("matplotlib.ticker", "sweep")
+    axes.xaxis.set_major_locator(tickers.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(tickers.StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(tickers.NullFormatter())
 
 
 def summary_plots(
