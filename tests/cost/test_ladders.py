@@ -83,6 +83,29 @@ def test_a_ladder_rises_to_the_dense_layer(
         assert rung.epitome[2:] == weight[2:]
 
 
+@given(WEIGHTS, st.sampled_from(["params", "madds"]))
+@settings(deadline=None)
+def test_partial_products_never_share_a_single_filter(weight: tuple[int, ...], kind: Any) -> None:
+    """Of one position all filters are alike: rank one. Small budgets get separable starts on both axes instead."""
+    rungs = ladder(candidate(weight), kind, "partial", "auto", 1)[:-1]
+    axis = 0 if weight[0] >= weight[1] else 1
+    for rung in rungs:
+        assert rung.epitome is not None
+        assert rung.starts == "separable" or (rung.epitome[axis] > 1 and rung.epitome[1 - axis] == weight[1 - axis])
+    assert rungs == () or rungs[0].epitome == (1, 1, *weight[2:])  # nothing that was in reach before is out of reach
+
+
+def test_partial_products_at_a_small_budget_keep_more_rank_than_one_axis_can() -> None:
+    weight = (16, 16, 3)
+    chosen = {
+        axes: [r for r in ladder(candidate(weight), "params", "partial", axes, 1) if r.cost <= 49][-1]
+        for axes in ("auto", "out")
+    }
+    specs = {axes: rung.spec(weight) for axes, rung in chosen.items()}
+    assert {axes: spec.epitome_shape for axes, spec in specs.items() if spec} == {"auto": (3, 3, 3), "out": (1, 16, 3)}
+    assert {axes: rank_bounds(spec)[1] for axes, spec in specs.items() if spec} == {"auto": 3, "out": 1}
+
+
 @given(WEIGHTS)
 @settings(deadline=None)
 def test_auto_starts_are_separable_where_no_rank_is_lost_or_grid_would_be_the_same(

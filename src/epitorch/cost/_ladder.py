@@ -54,19 +54,38 @@ def ladder(
 
     A rung that costs as much as a larger one is dropped, so a ladder of one rung has nothing to offer.
     """
-    dense = Rung(layer.params if kind == "params" else layer.madds, 1.0)
-    shapes = list(epitome_shapes(layer.shape, _one_axis(layer.shape, axes) if form == "partial" else axes, align))
-    rungs = [dense]
+    rungs = [Rung(layer.params if kind == "params" else layer.madds, 1.0)]
     elements = prod(layer.shape)
-    for shape in reversed(shapes):
-        starts = _starts(layer, shape, kind, form)
+    for shape, starts in _choices(layer, kind, form, axes, align):
         if kind == "params":
             cost = epitome_params(layer.shape, shape, starts)
         else:
             cost = fewest_madds(layer, shape, starts, whole_starts=whole_starts)
-        if cost < rungs[-1].cost:
-            rungs.append(Rung(cost, prod(shape) / elements, shape, starts))
+        share = prod(shape) / elements
+        if cost < rungs[-1].cost and share < rungs[-1].share:
+            rungs.append(Rung(cost, share, shape, starts))
     return tuple(reversed(rungs))
+
+
+def _choices(
+    layer: Candidate, kind: BudgetKind, form: Form, axes: Axes, align: int
+) -> Iterator[tuple[tuple[int, ...], Starts]]:
+    """Shapes of falling size with their starts.
+
+    One axis with partial products ends at two positions where `axes` leaves the choice: of one all filters, or all
+    input channels, would be the same, a weight of rank one. Below come separable starts on both axes.
+    """
+    if form != "partial":
+        for shape in reversed(list(epitome_shapes(layer.shape, axes, align))):
+            yield shape, _starts(layer, shape, kind, form)
+        return
+    axis = _one_axis(layer.shape, axes)
+    for shape in reversed(list(epitome_shapes(layer.shape, axis, align))):
+        if axes != "auto" or shape[0 if axis == "out" else 1] > 1:
+            yield shape, _starts(layer, shape, kind, form)
+    if axes == "auto":
+        for shape in reversed(list(epitome_shapes(layer.shape, "auto", align))):
+            yield shape, "separable"
 
 
 def epitome_params(weight: tuple[int, ...], epitome: tuple[int, ...], starts: Starts) -> int:
