@@ -88,11 +88,38 @@ def test_a_ladder_rises_to_the_dense_layer(
 def test_partial_products_never_share_a_single_filter(weight: tuple[int, ...], kind: Any) -> None:
     """Of one position all filters are alike: rank one. Small budgets get separable starts on both axes instead."""
     rungs = ladder(candidate(weight), kind, "partial", "auto", 1)[:-1]
-    axis = 0 if weight[0] >= weight[1] else 1
     for rung in rungs:
         assert rung.epitome is not None
-        assert rung.starts == "separable" or (rung.epitome[axis] > 1 and rung.epitome[1 - axis] == weight[1 - axis])
+        cut = [e for e, w in zip(rung.epitome[:2], weight[:2], strict=True) if e < w]
+        assert rung.starts == "separable" or (len(cut) == 1 and cut[0] > 1)
     assert rungs == () or rungs[0].epitome == (1, 1, *weight[2:])  # nothing that was in reach before is out of reach
+
+
+@pytest.mark.parametrize(
+    ("weight", "wanted"),
+    [
+        ((24, 24, 1), 0),
+        ((24, 4, 1), 0),
+        ((4, 24, 1), 1),
+        ((24, 24, 3), 1),
+        ((24, 12, 3), 1),
+        ((24, 3, 3), 0),  # the steps of three inputs are coarse
+        ((3, 24, 3), 1),
+    ],
+)
+def test_which_axis_partial_products_shorten(weight: tuple[int, ...], wanted: int) -> None:
+    rungs = [rung for rung in ladder(candidate(weight), "params", "partial", "auto", 1) if rung.starts == "partial"]
+    shapes = [rung.epitome for rung in rungs]
+    assert shapes
+    assert all(shape is not None and shape[wanted] < weight[wanted] for shape in shapes)
+
+
+@given(WEIGHTS)
+@settings(deadline=None)
+def test_layers_without_partial_products_have_the_separable_ladder(weight: tuple[int, ...]) -> None:
+    for layer in (candidate((2 * weight[0], *weight[1:]), groups=2), candidate(weight, transposed=True)):
+        rungs = {form: ladder(layer, "params", form, "auto", 1) for form in ("partial", "separable")}  # type: ignore[arg-type]
+        assert rungs["partial"] == rungs["separable"]
 
 
 def test_partial_products_at_a_small_budget_keep_more_rank_than_one_axis_can() -> None:

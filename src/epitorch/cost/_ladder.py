@@ -75,7 +75,7 @@ def _choices(
     One axis with partial products ends at two positions where `axes` leaves the choice: of one all filters, or all
     input channels, would be the same, a weight of rank one. Below come separable starts on both axes.
     """
-    if form != "partial":
+    if form != "partial" or (axes == "auto" and not _partial_applies(layer)):
         for shape in reversed(list(epitome_shapes(layer.shape, axes, align))):
             yield shape, _starts(layer, shape, kind, form)
         return
@@ -167,13 +167,28 @@ def parts_of(weight: tuple[int, ...], epitome: tuple[int, ...]) -> int:
     return next((n for n in even if n >= least), even[-1])
 
 
+def _partial_applies(layer: Candidate) -> bool:
+    """Whether deployment knows partial products of it."""
+    at = layer.geometry
+    return not (at.groups > 1 or at.transposed or at.flattened)
+
+
 def _one_axis(weight: tuple[int, ...], axes: Axes) -> Axes:
-    """The axis with partial products: the longer one, as long as nothing else is said."""
+    """The axis with partial products, as long as nothing else is said.
+
+    The longer one where the kernel is 1x1. Larger kernels have full rank with few input channels, so the inputs take
+    fewer parts, which are larger groups: faster, and as accurate (docs/strategies.md); not where they are less than
+    half as many as the filters, and the ladder's steps coarse.
+    """
     if axes == "both":
         raise InputError(
             explain("partial products shorten one channel axis", expected="axes 'auto', 'out' or 'in'", got="'both'")
         )
-    return axes if axes != "auto" else "out" if weight[0] >= weight[1] else "in"
+    if axes != "auto":
+        return axes
+    if prod(weight[2:]) > 1:
+        return "in" if 2 * weight[1] >= weight[0] else "out"
+    return "out" if weight[0] >= weight[1] else "in"
 
 
 def _sizes(length: int, align: int) -> list[int]:
@@ -195,9 +210,9 @@ def _starts(layer: Candidate, epitome: tuple[int, ...], kind: BudgetKind, form: 
     """
     if form in ("separable", "fine"):
         return form
-    weight, at = layer.shape, layer.geometry
+    weight = layer.shape
     if form == "partial":  # else the layer would be folded
-        return "separable" if at.groups > 1 or at.transposed or at.flattened else "partial"
+        return "partial" if _partial_applies(layer) else "separable"
     if form == "auto" and kind == "madds":
         return "separable"
     if epitome[0] >= weight[0] or epitome[1] == 1:
