@@ -208,12 +208,13 @@ def test_starts_of_pairs_learn(index: Any) -> None:
 
 
 @pytest.mark.parametrize("budget", [{"params": 68_050}, {"madds": 2_562_368}])
-def test_a_plan_of_partial_products(budget: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("axes", "starts"), [("auto", "grid_in"), ("out", "grid_out")])
+def test_a_plan_of_partial_products(axes: Any, starts: str, budget: dict[str, int], tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = resnet20(stem_stride=2), torch.randn(2, 3, 32, 32)
-    plan = epitorch.plan(model, x, form="partial", index="fixed", skip=["conv1", "fc"], **budget)
+    plan = epitorch.plan(model, x, form="partial", axes=axes, index="fixed", skip=["conv1", "fc"], **budget)
     separable = epitorch.plan(model, x, form="separable", axes="out", index="fixed", skip=["conv1", "fc"], **budget)
-    assert {layer.channel_starts for layer in plan.layers.values()} == {"grid_out"}
+    assert {layer.channel_starts for layer in plan.layers.values()} == {starts}
     assert "64 > 64" in str(plan)
     assert "64 > 64" not in str(separable)
     epitorch.convert_(model, plan)
