@@ -16,7 +16,15 @@ from torch import nn
 from epitorch.conversion import convert_
 from epitorch.cost import count, plan
 from epitorch.cost._allocate import allocate
-from epitorch.cost._ladder import epitome_params, epitome_shapes, executed_madds, fewest_madds, ladder, make_spec
+from epitorch.cost._ladder import (
+    epitome_params,
+    epitome_shapes,
+    executed_madds,
+    fewest_madds,
+    ladder,
+    make_spec,
+    rank_of,
+)
 from epitorch.cost._survey import Candidate
 from epitorch.cost.analysis import interpolated_by
 from epitorch.cost.formulas import Geometry, parameters
@@ -83,16 +91,28 @@ def test_a_ladder_rises_to_the_dense_layer(
         assert rung.epitome[2:] == weight[2:]
 
 
-@given(WEIGHTS, st.sampled_from(["params", "madds"]))
-@settings(deadline=None)
-def test_partial_products_never_share_a_single_filter(weight: tuple[int, ...], kind: Any) -> None:
-    """Of one position all filters are alike: rank one. Small budgets get separable starts on both axes instead."""
-    rungs = ladder(candidate(weight), kind, "partial", "auto", 1)[:-1]
-    for rung in rungs:
-        assert rung.epitome is not None
-        cut = [e for e, w in zip(rung.epitome[:2], weight[:2], strict=True) if e < w]
-        assert rung.starts == "separable" or (len(cut) == 1 and cut[0] > 1)
-    assert rungs == () or rungs[0].epitome == (1, 1, *weight[2:])  # nothing that was in reach before is out of reach
+@given(WEIGHTS, st.sampled_from(["params", "madds"]), st.sampled_from([1, 2, 4]))
+@settings(deadline=None, max_examples=200)
+def test_no_separable_epitome_within_the_budget_has_more_rank_than_partial_products(
+    weight: tuple[int, ...], kind: Any, align: int
+) -> None:
+    """Of few positions all filters are nearly alike; there the ladder goes on with separable starts on both axes."""
+    rungs, others = (ladder(candidate(weight), kind, form, "auto", align) for form in ("partial", "separable"))
+    ranks = {rung: rank_bounds(spec)[1] for rung in (*rungs, *others) if (spec := rung.spec(weight)) is not None}
+    for rung, after in pairwise(rungs):
+        best = max((ranks[other] for other in others[:-1] if other.cost < after.cost), default=0)
+        assert rung.starts == "separable" or ranks[rung] >= best
+
+
+@given(WEIGHTS, st.data())
+@settings(deadline=None, max_examples=200)
+def test_the_fast_rank_is_the_bound(weight: tuple[int, ...], data: st.DataObject) -> None:
+    form = data.draw(st.sampled_from(["partial", "separable"]))
+    axes = data.draw(st.sampled_from(["auto", "out", "in"]))
+    for rung in ladder(candidate(weight), "params", form, axes, 1)[:-1]:  # type: ignore[arg-type]
+        spec = rung.spec(weight)
+        assert spec is not None
+        assert rank_of(weight, rung) == rank_bounds(spec)[1]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +125,8 @@ def test_partial_products_never_share_a_single_filter(weight: tuple[int, ...], k
         ((24, 12, 3), 1),
         ((24, 3, 3), 0),  # the steps of three inputs are coarse
         ((3, 24, 3), 1),
+        ((24, 13, 1), 1),  # 13 inputs have no even parts
+        ((13, 24, 1), 0),
     ],
 )
 def test_which_axis_partial_products_shorten(weight: tuple[int, ...], wanted: int) -> None:
@@ -123,14 +145,19 @@ def test_layers_without_partial_products_have_the_separable_ladder(weight: tuple
 
 
 def test_partial_products_at_a_small_budget_keep_more_rank_than_one_axis_can() -> None:
-    weight = (16, 16, 3)
+    weight = (16, 16, 1)
     chosen = {
-        axes: [r for r in ladder(candidate(weight), "params", "partial", axes, 1) if r.cost <= 49][-1]
+        axes: [r for r in ladder(candidate(weight), "params", "partial", axes, 1) if r.cost <= 24][-1]
         for axes in ("auto", "out")
     }
-    specs = {axes: rung.spec(weight) for axes, rung in chosen.items()}
-    assert {axes: spec.epitome_shape for axes, spec in specs.items() if spec} == {"auto": (3, 3, 3), "out": (1, 16, 3)}
-    assert {axes: rank_bounds(spec)[1] for axes, spec in specs.items() if spec} == {"auto": 3, "out": 1}
+    assert {axes: rung.epitome for axes, rung in chosen.items()} == {"auto": (4, 4, 1), "out": (1, 16, 1)}
+    assert {axes: rank_of(weight, rung) for axes, rung in chosen.items()} == {"auto": 4, "out": 1}
+
+
+def test_channels_without_even_parts_get_separable_starts() -> None:
+    """Of 127 and 13 no number of parts from 2 to 8 is a divisor."""
+    rungs = {form: ladder(candidate((127, 13, 1)), "params", form, "auto", 1) for form in ("partial", "separable")}  # type: ignore[arg-type]
+    assert rungs["partial"] == rungs["separable"]
 
 
 @given(WEIGHTS)

@@ -112,6 +112,23 @@ def test_a_summary_is_drawn_against_both_costs(tmp_path: Path) -> None:
     assert "parameters (millions)" in (tmp_path / "accuracy-params.svg").read_text()
 
 
+@pytest.mark.parametrize("costs", [(2.236682, 2.23669), (0.5, 8.0), (1.0, 900.0), (0.01, 1e7), (0.0, 1.0), (3.0, 3.0)])
+def test_costs_close_and_far_apart_have_a_few_numbers(tmp_path: Path, costs: tuple[float, float]) -> None:
+    points = [Point(f"at {cost}", 50.0, None, 1, cost, 1.0) for cost in costs]
+    text = accuracy_plot(points, tmp_path / "plot")[0].read_text()
+    across = text.partition('id="matplotlib.axis_1"')[2].partition('id="matplotlib.axis_2"')[0]
+    numbers = re.findall(r">([\d.+e\N{MINUS SIGN}-]+)</text>", across)
+    assert 2 <= len(numbers) <= 12
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_published_points_alone_name_no_runs_and_labels_are_no_formulas(tmp_path: Path) -> None:
+    text = accuracy_plot([], tmp_path / "alone", published=published_points("cifar10"))[0].read_text()
+    assert "runs made here" not in text
+    odd = accuracy_plot([Point("a $ b $", 50.0, None, 1, 1.0, 1.0)], tmp_path / "odd")[0].read_text()
+    assert "a $ b $" in odd
+
+
 def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to draw"):
         accuracy_plot([], tmp_path / "x")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Literal
 
@@ -54,38 +56,67 @@ def ladder(
 
     A rung that costs as much as a larger one is dropped, so a ladder of one rung has nothing to offer.
     """
-    rungs = [Rung(layer.params if kind == "params" else layer.madds, 1.0)]
-    elements = prod(layer.shape)
-    for shape, starts in _choices(layer, kind, form, axes, align):
-        if kind == "params":
-            cost = epitome_params(layer.shape, shape, starts)
-        else:
-            cost = fewest_madds(layer, shape, starts, whole_starts=whole_starts)
-        share = prod(shape) / elements
-        if cost < rungs[-1].cost and share < rungs[-1].share:
-            rungs.append(Rung(cost, share, shape, starts))
+    dense = Rung(layer.params if kind == "params" else layer.madds, 1.0)
+    price = partial(_cost, layer, kind, whole_starts=whole_starts)
+    axis = _one_axis(layer, axes) if form == "partial" else None
+    if axis is None:
+        starts_of = partial(_starts, layer, kind=kind, form="separable" if form == "partial" else form)
+        shapes = [(shape, starts_of(shape)) for shape in epitome_shapes(layer.shape, axes, align)]
+        return _rising(dense, shapes, price)
+    above = _rising(dense, [(shape, "partial") for shape in epitome_shapes(layer.shape, axis, align)], price)
+    if axes != "auto":
+        return above
+    below = _rising(dense, [(shape, "separable") for shape in epitome_shapes(layer.shape, axes, align)], price)
+    return _joined(layer.shape, below[:-1], above)
+
+
+def _rising(
+    dense: Rung, shapes: Sequence[tuple[tuple[int, ...], Starts]], price: Callable[[tuple[int, ...], Starts], int]
+) -> Ladder:
+    rungs, elements = [dense], prod(shapes[-1][0])
+    for shape, starts in reversed(shapes):
+        cost = price(shape, starts)
+        if cost < rungs[-1].cost:
+            rungs.append(Rung(cost, prod(shape) / elements, shape, starts))
     return tuple(reversed(rungs))
 
 
-def _choices(
-    layer: Candidate, kind: BudgetKind, form: Form, axes: Axes, align: int
-) -> Iterator[tuple[tuple[int, ...], Starts]]:
-    """Shapes of falling size with their starts.
+def _joined(weight: tuple[int, ...], below: Ladder, above: Ladder) -> Ladder:
+    """Partial products as long as no separable starts on both axes keep more rank within the same budget, then those.
 
-    One axis with partial products ends at two positions where `axes` leaves the choice: of one all filters, or all
-    input channels, would be the same, a weight of rank one. Below come separable starts on both axes.
+    On one axis that is cut too far all filters are nearly alike; and with two positions the additions can cost more
+    than the products.
     """
-    if form != "partial" or (axes == "auto" and not _partial_applies(layer)):
-        for shape in reversed(list(epitome_shapes(layer.shape, axes, align))):
-            yield shape, _starts(layer, shape, kind, form)
-        return
-    axis = _one_axis(layer.shape, axes)
-    for shape in reversed(list(epitome_shapes(layer.shape, axis, align))):
-        if axes != "auto" or shape[0 if axis == "out" else 1] > 1:
-            yield shape, _starts(layer, shape, kind, form)
-    if axes == "auto":
-        for shape in reversed(list(epitome_shapes(layer.shape, "auto", align))):
-            yield shape, "separable"
+    costs = [rung.cost for rung in below]
+    kept = [above[-1]]
+    for rung in reversed(above[:-1]):
+        within = below[: bisect_left(costs, kept[-1].cost)]  # budgets that reach this rung and not the next
+        if within and rank_of(weight, within[-1]) > rank_of(weight, rung):
+            break
+        kept.append(rung)
+    last = kept[-1]
+    return (*(rung for rung in below if rung.cost < last.cost and rung.share < last.share), *reversed(kept))
+
+
+def _cost(
+    layer: Candidate, kind: BudgetKind, epitome: tuple[int, ...], starts: Starts, *, whole_starts: bool = False
+) -> int:
+    if kind == "params":
+        return epitome_params(layer.shape, epitome, starts)
+    return fewest_madds(layer, epitome, starts, whole_starts=whole_starts)
+
+
+def rank_of(weight: tuple[int, ...], rung: Rung) -> int:
+    """`rank_bounds` of the rung's weight, many times faster; separable or partial starts."""
+    (out, in_), taps = weight[:2], prod(weight[2:])
+    filters, inputs = (out, in_) if rung.epitome is None else rung.epitome[:2]
+    if rung.starts == "partial" and rung.epitome is not None and (filters, inputs) != (out, in_):
+        axis = 0 if filters < out else 1
+        length, size = weight[axis], rung.epitome[axis]
+        own = length // size if length % size == 0 else length
+        told = min(parts_of(weight, rung.epitome), own) * (size - 1) + 1
+        filters, inputs = (told, in_) if axis == 0 else (out, told)
+    return min(out, filters, min(in_, inputs) * taps)
 
 
 def epitome_params(weight: tuple[int, ...], epitome: tuple[int, ...], starts: Starts) -> int:
@@ -163,32 +194,32 @@ def parts_of(weight: tuple[int, ...], epitome: tuple[int, ...]) -> int:
     wanted = min(weight[0], weight[1] * taps) if axis == 0 else min(weight[1], -(-weight[0] // taps))
     own = weight[axis] // epitome[axis] if weight[axis] % epitome[axis] == 0 else weight[axis]
     least = max(2, min(own, -(-(wanted - 1) // max(1, epitome[axis] - 1))))
-    even = [n for n in range(1, MOST_PARTS + 1) if weight[1 - axis] % n == 0]
+    even = _even_parts(weight[1 - axis])
     return next((n for n in even if n >= least), even[-1])
 
 
-def _partial_applies(layer: Candidate) -> bool:
-    """Whether deployment knows partial products of it."""
-    at = layer.geometry
-    return not (at.groups > 1 or at.transposed or at.flattened)
+def _one_axis(layer: Candidate, axes: Axes) -> Axes | None:
+    """The axis with partial products; None where there are none: deployment would fold, or there would be one part.
 
-
-def _one_axis(weight: tuple[int, ...], axes: Axes) -> Axes:
-    """The axis with partial products, as long as nothing else is said.
-
-    The longer one where the kernel is 1x1. Larger kernels have full rank with few input channels, so the inputs take
-    fewer parts, which are larger groups: faster, and as accurate (docs/strategies.md); not where they are less than
-    half as many as the filters, and the ladder's steps coarse.
+    As long as nothing else is said, the longer axis where the kernel is 1x1. Larger kernels have full rank with few
+    input channels, so the inputs take fewer parts, which are larger groups: faster, and as accurate
+    (docs/strategies.md); not where they are less than half as many as the filters, and the ladder's steps coarse.
+    An axis whose other one has no even parts gives way.
     """
+    weight, at = layer.shape, layer.geometry
+    if at.groups > 1 or at.transposed or at.flattened:
+        return None
     if axes == "both":
         raise InputError(
             explain("partial products shorten one channel axis", expected="axes 'auto', 'out' or 'in'", got="'both'")
         )
-    if axes != "auto":
-        return axes
-    if prod(weight[2:]) > 1:
-        return "in" if 2 * weight[1] >= weight[0] else "out"
-    return "out" if weight[0] >= weight[1] else "in"
+    inputs = 2 * weight[1] >= weight[0] if prod(weight[2:]) > 1 else weight[1] > weight[0]
+    order: tuple[Axes, ...] = (axes,) if axes != "auto" else ("in", "out") if inputs else ("out", "in")
+    return next((axis for axis in order if len(_even_parts(weight[0 if axis == "in" else 1])) > 1), None)
+
+
+def _even_parts(length: int) -> list[int]:
+    return [n for n in range(1, MOST_PARTS + 1) if length % n == 0]
 
 
 def _sizes(length: int, align: int) -> list[int]:
@@ -203,7 +234,7 @@ def _scaled(length: int, numerator: int, denominator: int, align: int) -> int:
 
 
 def _starts(layer: Candidate, epitome: tuple[int, ...], kind: BudgetKind, form: Form) -> Starts:
-    """What has a start; starts per pair of blocks only where they buy something.
+    """What has a start where it is not partial; starts per pair of blocks only where they buy something.
 
     Where the filters are whole or the epitome has one input channel, both forms generate the same weights; and with
     "auto", where the separable form already has the dense weight's rank, further starts would only cost.
@@ -211,8 +242,6 @@ def _starts(layer: Candidate, epitome: tuple[int, ...], kind: BudgetKind, form: 
     if form in ("separable", "fine"):
         return form
     weight = layer.shape
-    if form == "partial":  # else the layer would be folded
-        return "partial" if _partial_applies(layer) else "separable"
     if form == "auto" and kind == "madds":
         return "separable"
     if epitome[0] >= weight[0] or epitome[1] == 1:

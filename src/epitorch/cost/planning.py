@@ -66,7 +66,8 @@ def plan(
             for a few additions; convolutions of one group, and linear layers). "auto" is separable for a budget on
             multiply-adds, and for one on parameters grid where separable starts would lower the weight's rank.
         axes: Channel axes to shorten, or a mapping from name pattern to them (the first that matches; else "auto").
-            "auto" minds the rank: the longer axis first, down to the shorter one, then both.
+            "auto" minds the rank: the longer axis first, down to the shorter one, then both; with form="partial" one
+            axis alone, the longer one of 1x1 kernels, the inputs of larger ones, while that keeps most rank.
         skip: Layers to leave: name patterns (`fnmatch`), types, or functions of name and layer.
         only: Where given, all other layers are left too.
         depthwise: Compress depthwise convolutions too.

@@ -16,6 +16,8 @@ Axis = Literal["madds", "params"]
 _AXES: dict[Axis, str] = {"madds": "multiply-adds of an image (millions)", "params": "parameters (millions)"}
 _MARKERS = "oD^vPsX*h<>p"  # of runs: the next one where the colours are used up; of published points: one a method
 _COLOURS = [f"C{k}" for k in range(10)]
+_CLOSE = 3  # times the smallest cost; below that a logarithmic axis has no round ticks
+_LONG = 40  # characters of a label; longer ones stand below each other
 _SAME_TEXT = {"svg.hashsalt": "epitorch", "svg.fonttype": "none"}  # the same plot is the same file, with text as text
 
 
@@ -68,7 +70,7 @@ def accuracy_plot(
     Args:
         points: Of runs, drawn with their standard deviation; a colour and marker for each method.
         out: File without suffix.
-        against: `madds` or `params`; a logarithmic axis.
+        against: `madds` or `params`; a logarithmic axis, if the costs are not close.
         published: Of other methods, from `published_points`, in a panel of their own beside that of the runs, with the
             runs small among them: other schedules reach other accuracies, and one panel would squeeze the runs into
             a corner. Those that lack the cost are left out.
@@ -95,10 +97,13 @@ def accuracy_plot(
             else:
                 _draw_published(axes, beside, against)
                 _draw_runs_small(axes, points, against)
-            axes.set(xscale="log", xlabel=_AXES[against], ylabel="top-1 accuracy (%)")
+            shown = [*points, *(beside if panel == "published" else [])]
+            _scale(axes, [getattr(point, against) for point in shown])
+            axes.set(xlabel=_AXES[against], ylabel="top-1 accuracy (%)")
             axes.grid(alpha=0.3, which="both")
-            _name_costs(axes)
-            axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+            longest = max(len(label) for label in axes.get_legend_handles_labels()[1])
+            columns = 2 if longest < _LONG else 1
+            axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=columns)
         figure.suptitle(title)
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,19 +133,25 @@ def _draw_runs(axes: Any, points: Sequence[Point], against: Axis) -> None:
     for k, point in enumerate(points):
         colour, marker = _COLOURS[k % len(_COLOURS)], _MARKERS[k // len(_COLOURS) % len(_MARKERS)]
         look = {"color": colour, "marker": marker, "ls": "none", "ms": 6, "mec": "black", "mew": 0.6, "capsize": 3}
-        told = f"{point.label} (n = {point.n})"
+        told = f"{point.label} (n = {point.n})".replace("$", r"\$")  # not a formula
         axes.errorbar(getattr(point, against), point.accuracy, yerr=point.sd, label=told, **look)
 
 
 def _draw_runs_small(axes: Any, points: Sequence[Point], against: Axis) -> None:
+    if not points:
+        return
     across = [getattr(point, against) for point in points]
     axes.plot(across, [point.accuracy for point in points], "k.", ms=4, label="runs made here")
 
 
-def _name_costs(axes: Any) -> None:
-    """Write 0.5, 1, 2 instead of powers of ten."""
+def _scale(axes: Any, costs: Sequence[float]) -> None:
+    """A logarithmic axis with ticks like 0.5, 1, 2; a linear one where the costs are too close, or zero, for that."""
+    if min(costs) <= 0 or max(costs) < _CLOSE * min(costs):
+        return
     tickers = require("matplotlib.ticker", "sweep")
-    axes.xaxis.set_major_locator(tickers.LogLocator(subs=(1, 2, 5)))
+    few = max(costs) < 1000 * min(costs)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(tickers.LogLocator(subs=(1, 2, 5) if few else (1,)))
     axes.xaxis.set_major_formatter(tickers.StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(tickers.NullFormatter())
 
