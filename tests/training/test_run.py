@@ -77,6 +77,20 @@ def test_eval_of_the_checkpoint_gives_the_run_s_accuracy(tmp_path: Path) -> None
     assert f"{100 * report.accuracy:.2f}%" in str(report)
 
 
+def test_eval_says_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short(tiny_recipe("fixed"), tmp_path)
+    monkeypatch.setattr("epitorch.progress.QUIET_SECONDS", -1.0)
+    monkeypatch.setattr("epitorch.progress.LINE_SECONDS", -1.0)
+    capsys.readouterr()
+    evaluate_checkpoint(tmp_path, "digits", accelerator="cpu")
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("eval: 360 images")
+    evaluate_checkpoint(tmp_path, "digits", accelerator="cpu", progress=False)
+    assert capsys.readouterr().err == ""
+
+
 def test_same_seed_same_run_another_seed_another_run(tmp_path: Path) -> None:
     recipe = tiny_recipe("learner")
     first = short(recipe, tmp_path / "a", seed=3)

@@ -8,6 +8,7 @@ from typing import Any
 
 from epitorch.checkpoint import Checkpoint, ModelInput, load_checkpoint
 from epitorch.errors import DataError, explain
+from epitorch.progress import progress as show_progress
 from epitorch.training.data import ImageArrays
 from epitorch.training.data_images import same_classes
 from epitorch.training.data_kinds import AnyImages, kind_in, load_split, make_loader, normalization
@@ -66,6 +67,7 @@ def evaluate_checkpoint(
     accelerator: str = "auto",
     allow_factory: bool = False,
     workers: int | None = None,
+    progress: bool = True,
 ) -> EvaluationReport:
     """Measure a checkpoint in float32, with the batch size it was trained with.
 
@@ -76,6 +78,7 @@ def evaluate_checkpoint(
         accelerator: `auto`, `cpu` or `cuda`.
         allow_factory: As for `load_checkpoint`.
         workers: Processes that read large images; None chooses by the cores.
+        progress: Say on standard error how many images are done, once two seconds have passed.
 
     Raises:
         CheckpointError: If the checkpoint cannot be loaded.
@@ -92,7 +95,9 @@ def evaluate_checkpoint(
     loader = make_loader(images, batch_size, device, workers=readers)
     normalize = normalization(model_input).to(device)
     channels_last = _channels_last(checkpoint)
-    result = evaluate(checkpoint.model.to(device), loader, normalize, channels_last=channels_last)
+    model = checkpoint.model.to(device)
+    with show_progress("eval", progress) as say:
+        result = evaluate(model, loader, normalize, channels_last=channels_last, say=say)
     learner = result.accuracy_learner
     return EvaluationReport(
         str(folder),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from epitorch.errors import TrainingError, explain
 from epitorch.nn import EpitomeLayer, learner_starts
+from epitorch.progress import Say, say_nothing
 from epitorch.training.ranks import ALONE, Ranks, total
 
 Batch = tuple[Tensor, Tensor]  # images uint8 (N, C, H, W), labels int64 (N,)
@@ -121,6 +122,7 @@ def evaluate(
     *,
     channels_last: bool = False,
     ranks: Ranks = ALONE,
+    say: Say = say_nothing,
 ) -> Evaluation:
     """Measure a model on batches, in float32 and eval mode; its mode is put back afterwards.
 
@@ -130,14 +132,17 @@ def evaluate(
         normalize: Turns the images into the model's input.
         channels_last: Memory layout of that input.
         ranks: The processes that share the batches.
+        say: Takes how many images are done, after every batch.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    evaluator, training = Evaluator(model, device), model.training
+    evaluator, training, seen = Evaluator(model, device), model.training, 0
     model.eval()
     try:
         for raw, labels in batches:
             images = raw.to(device, non_blocking=True)
             evaluator.add(laid_out(normalize(images), channels_last), labels.to(device, non_blocking=True))
+            seen += len(labels)
+            say(f"{seen:,} images")
     finally:
         model.train(training)
     return evaluator.result(ranks)
