@@ -101,7 +101,7 @@ def accuracy_plot(
             _scale(axes, [getattr(point, against) for point in shown])
             axes.set(xlabel=_AXES[against], ylabel="top-1 accuracy (%)")
             axes.grid(alpha=0.3, which="both")
-            longest = max(len(label) for label in axes.get_legend_handles_labels()[1])
+            longest = max((len(label) for label in axes.get_legend_handles_labels()[1]), default=0)
             columns = 2 if longest < _LONG else 1
             axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=columns)
         figure.suptitle(title)
