@@ -9,7 +9,7 @@ The first word names the changes, the rest is what `epitorch train` takes:
     latin   starts of pairs of blocks: 3 r s modulo the size
     parts   starts of pairs of blocks: 3 r s on the compressed axis, the block's own part of the epitome on the other
     rows    starts of pairs of blocks: all pairs of an output block share its start on the filters
-    whole   starts that will be learned: at whole positions, where fixed ones lie
+    between starts begin between positions, at (r + 1/2) * size / R, as the method says it
     sign    normalisation behind epitomes with repeated filters: scale -1 in every second output block
     shift   such normalisation: shifts spread over the output blocks, within 0.5
     knots   such normalisation: shift -0.5 from the third output block on
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import epitorch.nn._base as layers
 import epitorch.training.starting as starting
 from epitorch.cli import main
-from epitorch.init import evenly_spread
+from epitorch.init import evenly_spread, first_starts
 from epitorch.nn import EpitomeLayer
 from epitorch.spec import Axis, EpitomeSpec
 
@@ -114,8 +114,10 @@ NORMS: Mapping[str, Callable[[nn.BatchNorm2d, Tensor], None]] = {"sign": sign, "
 def change(names: list[str]) -> None:
     """Make epitorch begin so from now on."""
 
-    def spread(spec: EpitomeSpec, **options: Any) -> Starts:
-        starts = evenly_spread(spec, **options | ({"whole": True} if "whole" in names else {}))
+    def spread(spec: EpitomeSpec, *, learned: bool, by_learner: bool, **options: Any) -> Starts:
+        if "between" in names:
+            return evenly_spread(spec, within_reach=by_learner, **options)
+        starts = first_starts(spec, learned=learned, by_learner=by_learner, **options)
         for name in names:
             if name in PLACES:
                 PLACES[name](spec, starts)
@@ -142,13 +144,13 @@ def change(names: list[str]) -> None:
                 NORMS[name](norm, block)
 
     convert = starting._convert
-    layers.evenly_spread = spread  # type: ignore[assignment]
+    layers.first_starts = spread  # type: ignore[assignment]
     starting._convert = converted
 
 
 if __name__ == "__main__":
     asked = sys.argv[1].split(",") if len(sys.argv) > 1 else []
-    known = ["none", "whole", *PLACES, *NORMS]
+    known = ["none", "between", *PLACES, *NORMS]
     if not asked or set(asked) - set(known):
         sys.exit(f"expected changes out of {', '.join(known)}, then what `epitorch train` takes")
     change(asked)

@@ -45,20 +45,29 @@ def parse_budget(text: str) -> Budget:
     return budget
 
 
-def spread(tops: Mapping[str, int], size: Callable[[Levels], int], limit: int) -> Levels:
+def spread(
+    tops: Mapping[str, int],
+    size: Callable[[Levels], int],
+    limit: int,
+    weights: Mapping[str, float] | None = None,
+) -> Levels:
     """Give every layer the same share of its highest level, then one level more in turn while that fits.
 
     Args:
         tops: Highest level (rank, channels, bits) of each layer; the lowest is 1.
         size: What the network costs at given levels; it must not fall when a level rises.
         limit: Largest allowed size.
+        weights: What each layer's share is in proportion to, as long as it is below 1; the same for all by default.
 
     Raises:
         InputError: If the lowest levels are too many.
     """
 
+    weight = dict.fromkeys(tops, 1.0) if weights is None else weights
+    whole = 1 / min(weight.values())  # at which all have their highest level
+
     def at(share: float) -> Levels:
-        return {name: max(1, int(share * top)) for name, top in tops.items()}
+        return {name: min(top, max(1, int(share * whole * weight[name] * top))) for name, top in tops.items()}
 
     if size(at(0)) > limit:
         raise InputError(explain("the budget cannot be met", expected=f">= {size(at(0))}, its smallest", got=limit))

@@ -61,7 +61,15 @@ class Part:
         return self.epochs > 0
 
 
-_EPITOMES = ("wsnet", "epitome", "epitome-fixed", "epitome-warm", "epitome-distil", "epitome-warm-distil")
+_EPITOMES = (
+    "wsnet",
+    "epitome",
+    "epitome-positions",
+    "epitome-fixed",
+    "epitome-warm",
+    "epitome-distil",
+    "epitome-warm-distil",
+)
 _PARTIAL = "epitome-partial"
 _PEERS = ("torch-pruning", "torch-pruning-hidden", "tucker", "cp")
 _FILES = ("kmeans", "int8", "width-int8", "epitome-int8")
@@ -92,7 +100,7 @@ _RESNET = Part(
     tuning={"peak_lr": 0.2, "warmup": 0.1},
     skip=("conv1", "fc"),
     budgets=("params-0.5", "params-0.25", *_BYTES),
-    methods=("dense", "width", *_EPITOMES, _PARTIAL, *_PEERS, *_FILES),
+    methods=("dense", "width", "width-positions", *_EPITOMES, _PARTIAL, *_PEERS, *_FILES),
     left_out={"width-hidden": _IS_WIDTH},
     init="kaiming_fan_out",
 )
@@ -104,10 +112,21 @@ _LITE0 = Part(
     arguments={},
     skip=("_conv_stem",),
     budgets=("params-0.8", "params-0.5", "params-0.25", *_BYTES),
-    methods=("dense", "wsnet", "epitome", "torch-pruning", "tucker", "kmeans", "int8", "epitome-int8"),
+    methods=(
+        "dense",
+        "wsnet",
+        "epitome",
+        "epitome-positions",
+        "torch-pruning",
+        "tucker",
+        "kmeans",
+        "int8",
+        "epitome-int8",
+    ),
     left_out={
         **dict.fromkeys(
-            ("width", "width-hidden", "epitome-fixed", _PARTIAL, "epitome-distil", "width-int8"), _UNTRAINED
+            ("width", "width-positions", "width-hidden", "epitome-fixed", _PARTIAL, "epitome-distil", "width-int8"),
+            _UNTRAINED,
         ),
         **dict.fromkeys(("epitome-warm", "epitome-warm-distil"), "every epitome starts warm here, and none is trained"),
         "torch-pruning-hidden": "torch-pruning leaves what the shortcuts add whole already",
@@ -142,6 +161,7 @@ _SOUND = Part(
     methods=(
         "dense",
         "width",
+        "width-positions",
         *_EPITOMES,
         "torch-pruning",
         "tucker",
@@ -179,9 +199,11 @@ _MOBILE = Part(
     methods=(
         "dense",
         "width",
+        "width-positions",
         "width-hidden",
         "wsnet",
         "epitome",
+        "epitome-positions",
         _PARTIAL,
         "epitome-warm",
         "epitome-warm-distil",

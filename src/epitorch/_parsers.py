@@ -104,7 +104,9 @@ def _add_plan(commands: Any) -> None:
     budget.add_argument("--madds", type=amount, metavar="N", help="at most so many multiply-adds per sample")
     budget.add_argument("--ratio", type=float, metavar="R", help="so many times fewer parameters")
     parser.add_argument("--input", type=sizes, metavar="N,C,H,W", help="shape of the input; default 1,3,224,224")
-    parser.add_argument("--policy", default="uniform", help="uniform | front_heavy | sensitivity; default: uniform")
+    parser.add_argument(
+        "--policy", default="uniform", help="uniform | positions | front_heavy | sensitivity; default: uniform"
+    )
     parser.add_argument("--form", default="auto", help="auto | separable | grid | fine | partial; default: auto")
     parser.add_argument("--axes", default="auto", help="channel axes: auto | out | in | both; default: auto")
     parser.add_argument("--index", default="learner", help="learner | direct | fixed; default: learner")

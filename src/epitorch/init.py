@@ -66,6 +66,50 @@ def evenly_spread(
     return {axis: value.to(torch.float32) for axis, value in starts.items()}
 
 
+def first_starts(
+    spec: EpitomeSpec, *, learned: bool, by_learner: bool = False, device: torch.device | str | None = None
+) -> dict[Axis, Tensor]:
+    """Where the starts of a fresh layer begin: evenly spread over whole positions.
+
+    Between two positions every filter is a mean of two, and learned starts hardly leave where they began. For the same
+    reason learned ones may not begin alike: of an axis that has fewer positions than blocks they begin between them.
+    Those of an index learner begin a quarter of a position (of a group) off the ends of what it reaches: its sigmoid is
+    flat there, and they would never move.
+
+    Args:
+        spec: The shapes.
+        learned: They will move.
+        by_learner: They are what an index learner returns.
+        device: Where to make them.
+
+    Returns:
+        float32 tensors of `spec.start_shapes`.
+    """
+    starts = evenly_spread(spec, within_reach=by_learner, whole=True, device=device)
+    if by_learner:
+        starts = _off_the_ends(spec, starts)
+    if learned:
+        between = evenly_spread(spec, within_reach=by_learner, device=device)
+        starts |= {axis: between[axis] for axis in starts if _crowded(spec, axis)}
+    return starts
+
+
+def _crowded(spec: EpitomeSpec, axis: Axis) -> bool:
+    """Blocks outnumber positions. Pairs of blocks on channel axes are told apart by what they are paired with."""
+    blocks = spec.start_shapes[axis][:-1] if axis == "spatial" else spec.start_shapes[axis]
+    paired = axis != "spatial" and spec.owners(axis) == "grid"
+    return not paired and prod(blocks) > max(spec.start_sizes[axis]) // spec.group(axis)
+
+
+def _off_the_ends(spec: EpitomeSpec, starts: Mapping[Axis, Tensor]) -> dict[Axis, Tensor]:
+    kept: dict[Axis, Tensor] = {}
+    for axis, value in starts.items():
+        group = spec.group(axis)
+        reach = value.new_tensor([size - group if group > 1 else size for size in spec.start_sizes[axis]])
+        kept[axis] = value.clamp(min=group / 4).minimum(reach - group / 4).clamp(min=0)
+    return kept
+
+
 def _turned_pairs(spec: EpitomeSpec, axis: Axis, within_reach: bool, whole: bool, device: torch.device | str) -> Tensor:
     """Starts of pairs of blocks on one channel axis, shape `(R_out, R_in)`.
 

@@ -21,6 +21,7 @@ from epitorch.cost._ladder import Ladder
 from epitorch.cost._survey import Survey, survey
 from epitorch.cost.planning import choose, ladders_of
 from epitorch.errors import ConversionError, EpitorchError, InputError
+from epitorch.models.resnet import resnet20
 from epitorch.models.resolve import build_model
 from epitorch.nn import EpitomeLayer
 from epitorch.plans import REASONS, LayerPlan, Plan
@@ -68,7 +69,7 @@ def dense_total(surveyed: Survey, kind: str) -> int:
     kind=st.sampled_from(["params", "madds"]),
     form=st.sampled_from(["auto", "separable", "fine"]),
     align=st.sampled_from([1, 8]),
-    policy=st.sampled_from(["uniform", "front_heavy"]),
+    policy=st.sampled_from(["uniform", "positions", "front_heavy"]),
 )
 @settings(deadline=None, max_examples=15, derandomize=True)
 def test_any_budget_is_met_and_a_smaller_one_never_gives_more(
@@ -206,6 +207,20 @@ def test_uniform_keeps_the_same_share_everywhere_and_front_heavy_more_at_the_end
     assert max(shares["uniform"]) - min(shares["uniform"]) < 0.05
     front = shares["front_heavy"]
     assert front[0] < 0.5 * front[len(front) // 2] < 0.5 * front[-1]
+
+
+def test_positions_keeps_shares_in_proportion_to_the_positions_of_a_weight() -> None:
+    """ResNet-20 at a stem of stride 2: maps of 16x16, 8x8 and 4x4."""
+    model, x = resnet20(10, stem_stride=2), torch.zeros(1, 3, 32, 32)
+    dense = sum(p.numel() for p in model.parameters())
+    plan = epitorch.plan(model, x, params=dense // 4, policy="positions", skip=["conv1", "fc"])
+    share = {n: prod(p.epitome_shape) / prod(plan.weights[n].shape) for n, p in plan.layers.items()}
+    assert plan.params <= dense // 4
+    assert not [name for name in share if name.startswith("layer1")]  # four times the share of layer2: whole
+    second, third = ([s for n, s in share.items() if n.startswith(stage)] for stage in ("layer2", "layer3"))
+    assert 0.9 * min(second) < 4 * max(third[1:]) < 4 * min(third[1:]) * 1.1 < 1.3 * max(second)
+    uniform = epitorch.plan(model, x, params=dense // 4, skip=["conv1", "fc"])
+    assert {name.split(".")[0] for name in uniform.layers} == {"layer1", "layer2", "layer3"}
 
 
 def test_layers_are_chosen_by_pattern_type_and_predicate() -> None:

@@ -139,6 +139,10 @@ def made(kind: str, pairs: str, index: str) -> tuple[Any, torch.Tensor, torch.Te
     extra: dict[str, Any] = {"padding": 1} if taps else {}
     arguments = (8, 24, 3) if taps else (8, 24)
     layer = make(*arguments, epitome_shape=(*sizes, *taps), index=index, dtype=torch.float64, **options, **extra).eval()
+    if index == "direct":  # as training leaves them, between positions
+        with torch.no_grad():
+            for starts in layer.starts().values():
+                starts.add_(0.3)
     x = torch.randn(shape, dtype=torch.float64)
     return layer, x, run(x, layer.weight, layer.bias, **extra)
 

@@ -16,8 +16,8 @@ from torch import nn
 import reference
 from contract import LayerCase
 from epitorch.functional import sample_weight
-from epitorch.init import evenly_spread, interpolation_gain
-from epitorch.nn import EpitomeConv2d, EpitomeLinear, learner_starts
+from epitorch.init import evenly_spread, first_starts, interpolation_gain
+from epitorch.nn import EpitomeConv1d, EpitomeConv2d, EpitomeLinear, IndexLearner, learner_starts
 from epitorch.spec import EpitomeSpec
 
 INDEXES = ("learner", "direct", "fixed")
@@ -32,21 +32,51 @@ def conv(index: str = "learner", **options: Any) -> EpitomeConv2d:
 # ---- where they begin ----
 
 
-@pytest.mark.parametrize("index", ["learner", "direct"])
-def test_a_fresh_map_is_evenly_spread(index: str) -> None:
-    starts = conv(index).starts()
-    torch.testing.assert_close(starts["out"].detach(), torch.tensor(reference.initial_starts(5, 3)))
-    torch.testing.assert_close(starts["in"].detach(), torch.tensor(reference.initial_starts(3, 4)))
-    torch.testing.assert_close(starts["spatial"].detach()[:, 0], torch.tensor(reference.initial_starts(4, 4)))
-
-
-def test_fixed_starts_are_spread_over_whole_positions() -> None:
-    starts = conv("fixed").starts()  # 5/6, 15/6, 25/6 and 1/2, 3/2, 5/2, 7/2, rounded down
+@pytest.mark.parametrize("index", ["direct", "fixed"])
+def test_starts_begin_at_evenly_spread_whole_positions(index: str) -> None:
+    starts = conv(index).starts()  # 5/6, 15/6, 25/6 and 1/2, 3/2, 5/2, 7/2, rounded down
     assert starts["out"].tolist() == [0, 2, 4]
-    assert starts["in"].tolist() == [0, 1, 1, 2]  # 3/8, 9/8, 15/8 and 21/8: two blocks share a position
+    # four blocks on three positions: fixed ones share one, learned ones lie between
+    assert starts["in"].tolist() == ([0, 1, 1, 2] if index == "fixed" else [3 / 8, 9 / 8, 15 / 8, 21 / 8])
     assert starts["spatial"][:, 0].tolist() == [0, 1, 2, 3]
-    grouped = EpitomeConv2d(8, 48, 1, epitome_shape=(20, 8, 1, 1), index="fixed", group_length=4)
+    grouped = EpitomeConv2d(8, 48, 1, epitome_shape=(20, 8, 1, 1), index=index, group_length=4)
     assert grouped.starts()["out"].tolist() == [0, 8, 16]  # 20/6, 10, 100/6, down to multiples of 4
+
+
+def test_a_learner_s_starts_begin_off_the_ends_of_its_reach() -> None:
+    """A quarter of a position, of a group: at the ends themselves the sigmoid is flat and a start would never leave."""
+    starts = conv("learner").starts()
+    assert starts["out"].tolist() == [0.25, 2, 4]
+    assert starts["in"].tolist() == [3 / 8, 9 / 8, 15 / 8, 21 / 8]
+    assert starts["spatial"][:, 0].tolist() == [0.25, 1, 2, 3]
+    grouped = EpitomeConv2d(8, 16, 1, epitome_shape=(8, 8, 1, 1), group_length=4)  # the reach is [0, 4]
+    assert grouped.starts()["out"].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("index", ["direct", "learner"])
+def test_learned_starts_never_begin_alike(index: str) -> None:
+    """Spatial starts of 64 filters on a window of 9, and 12 blocks of filters on 3 positions."""
+    layer = EpitomeConv1d(4, 64, 3, epitome_shape=(64, 4, 9), spatial_starts="out", block_out=1, index=index)
+    assert len(layer.starts()["spatial"].unique()) == 64
+    assert len(EpitomeLinear(4, 36, epitome_shape=(3, 4), index=index).starts()["out"].unique()) == 12
+
+
+@given(
+    st.integers(1, 24),
+    st.integers(1, 24),
+    st.sampled_from(["separable", "grid", "grid_out", "grid_in"]),
+    st.sampled_from([1, 2, 3]),
+)
+@settings(deadline=None, max_examples=60)
+def test_every_start_of_a_fresh_learner_can_move(out: int, in_: int, pairs: Any, group: int) -> None:
+    spec = EpitomeSpec.create((48, 48), (out * group, in_ * group), channel_starts=pairs, group_length=group)
+    starts = first_starts(spec, learned=True, by_learner=True)
+    if not starts:
+        return
+    learner = IndexLearner(3, spec, starts, spatial_dims=0, dtype=torch.float64)
+    sum(value.sum() for value in learner(torch.randn(2, 3, dtype=torch.float64)).values()).backward()
+    movable = torch.cat([torch.full_like(v, spec.start_sizes[a][0] > group).flatten() for a, v in starts.items()])
+    assert (learner.head.bias.grad[movable > 0] > 1e-3).all()
 
 
 @given(st.integers(1, 40), st.integers(1, 400))

@@ -49,7 +49,10 @@ def check(size: int, asked: Task) -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 0.25, 0.125])
-@pytest.mark.parametrize("name", ["width", "wsnet", "epitome", "epitome-fixed", "epitome-partial"])
+@pytest.mark.parametrize(
+    "name",
+    ["width", "width-positions", "wsnet", "epitome", "epitome-positions", "epitome-fixed", "epitome-partial"],
+)
 def test_parameters_are_met(name: str, share: float) -> None:
     asked = task(PARTS["a"], "params", share)
     make = METHODS[name].changes
@@ -57,7 +60,7 @@ def test_parameters_are_met(name: str, share: float) -> None:
     check(cost_of_changes(asked, make(asked)), asked)
 
 
-@pytest.mark.parametrize("name", ["width", "wsnet", "epitome"])
+@pytest.mark.parametrize("name", ["width", "width-positions", "wsnet", "epitome"])
 def test_multiply_adds_are_met(name: str) -> None:
     asked = task(PARTS["a"], "madds", 0.5)
     make = METHODS[name].changes
@@ -72,7 +75,7 @@ def test_the_limit_is_a_share_of_the_dense_network() -> None:
     assert task(PARTS["a"], "bytes", 0.25, dense_bytes=1001).limit == 250
 
 
-@pytest.mark.parametrize("name", ["width", "wsnet", "epitome"])
+@pytest.mark.parametrize("name", ["width", "width-positions", "wsnet", "epitome", "epitome-positions"])
 @pytest.mark.parametrize("share", [0.5, 0.125])
 def test_sound_networks_meet_theirs(name: str, share: float) -> None:
     part = PARTS["c"]
@@ -96,7 +99,17 @@ def test_wsnet_on_sound_repeats_its_inputs_unshifted() -> None:
     assert fixed["layers"]["conv7"]["epitome_shape"][:2] == [1, 512 // 4]
 
 
-@pytest.mark.parametrize("name", ["width", "width-hidden"])
+def test_shares_by_positions_keep_the_layers_on_large_maps() -> None:
+    """Channels go with the root of 256, 64 and 16 positions: 4, 2 and 1 times, none beyond its own number."""
+    asked = task(PARTS["a"], "params", 0.25)
+    made = METHODS["width-positions"].changes
+    assert made is not None
+    out = {name: layer["out"] for name, layer in made(asked)["model"]["arguments"]["layers"].items()}
+    assert (out["layer1.0.conv1"], out["fc"]) == (16, 10)
+    assert out["layer2.0.conv1"] / 32 == pytest.approx(2 * out["layer3.0.conv1"] / 64, abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["width", "width-positions", "width-hidden"])
 def test_narrow_mobilenets_meet_theirs(name: str) -> None:
     asked = task(PARTS["d"], "params", 0.25)
     make = METHODS[name].changes

@@ -22,9 +22,23 @@ _ALL = (
     # what the methods of "half" begin from; no row of its own
     Method("start", "dense, first part of the epochs", ("own",), changes=_unchanged),
     Method("width", "width multiplier", _COSTS, changes=width.narrow, code=width.CODE),
+    Method(
+        "width-positions",
+        "width multiplier, shares by positions",
+        _COSTS,
+        changes=width.narrow_by_positions,
+        code=width.POSITIONS_CODE,
+    ),
     Method("width-hidden", "width multiplier, hidden channels", _COSTS, changes=width.narrow_hidden),
     Method("wsnet", "WSNet (fixed starts)", _COSTS, changes=epitomes.wsnet, convert=epitomes.convert_wsnet),
     Method("epitome", "epitome, learned starts", _COSTS, changes=epitomes.epitome, convert=epitomes.convert_epitome),
+    Method(
+        "epitome-positions",
+        "epitome, shares by positions",
+        _COSTS,
+        changes=epitomes.by_positions,
+        convert=epitomes.convert_by_positions,
+    ),
     Method("epitome-fixed", "epitome, fixed starts", _COSTS, changes=epitomes.fixed),
     Method("epitome-partial", "epitome, partial products", _COSTS, changes=epitomes.partial),
     Method("epitome-warm", "epitome, warm start", _COSTS, "half", changes=epitomes.warm),

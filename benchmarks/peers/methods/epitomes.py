@@ -27,6 +27,11 @@ def fixed(task: Task) -> Changes:
     return {"epitome": {"index": "fixed", **_amount_of(task, "auto")}}
 
 
+def by_positions(task: Task) -> Changes:
+    """Learned starts; what is kept of a weight is in proportion to the positions at which it is used."""
+    return {"epitome": {"index": "direct", "budget": {**_budget(task, "auto"), "policy": "positions"}}}
+
+
 def partial(task: Task) -> Changes:
     """Fixed starts of pairs of blocks on the shortened axis alone: nearly all rank, and multiply-adds saved."""
     return {"epitome": {"index": "fixed", **_amount_of(task, "partial")}}
@@ -60,6 +65,14 @@ def wsnet(task: Task) -> Changes:
 def convert_epitome(model: nn.Module, task: Task) -> nn.Module:
     """Without training: the nearest epitomes, one start per channel."""
     plan = epitorch.plan(model, task.example, index="direct", form="fine", skip=task.skip, **_amount(task))
+    epitorch.convert_(model, plan, init="least_squares")
+    return model
+
+
+def convert_by_positions(model: nn.Module, task: Task) -> nn.Module:
+    """The same, with more kept of weights that are used at many positions."""
+    options: dict[str, Any] = {"index": "direct", "form": "fine", "skip": task.skip, **_amount(task)}
+    plan = epitorch.plan(model, task.example, policy="positions", **options)
     epitorch.convert_(model, plan, init="least_squares")
     return model
 

@@ -16,9 +16,23 @@ import epitorch
 
 def narrow(task: Task) -> Changes:
     """Channels of the whole network, each number of channels scaled alike; inputs and classes stay."""
+    return _spread(task, None)
+
+
+def narrow_by_positions(task: Task) -> Changes:
+    """Channels in proportion to the root of the positions of their layers: parameters as the policy "positions" has."""
+    channels, cost = _channels(task.dense()), epitorch.count(task.dense(), task.example)
+    positions = {layer.name: layer.madds / layer.params for layer in cost.layers if layer.name in channels}
+    weights: dict[str, float] = {}
+    for name, n in channels.items():
+        weights[str(n)] = max(weights.get(str(n), 0.0), positions[name] ** 0.5)
+    return _spread(task, weights)
+
+
+def _spread(task: Task, weights: Mapping[str, float] | None) -> Changes:
     dense = task.dense()
     tops = {str(n): n for n in sorted(set(_channels(dense).values()))}
-    levels = spread(tops, lambda levels: _cost(task, _narrowed(dense, levels)), task.limit)
+    levels = spread(tops, lambda levels: _cost(task, _narrowed(dense, levels)), task.limit, weights)
     arguments = {"base": task.base, "arguments": dict(task.arguments), "layers": _narrowed(dense, levels)}
     return {"model": {"name": NAME, "arguments": {**arguments, "init": task.init}}}
 
@@ -68,4 +82,5 @@ def _hidden_cost(task: Task, c: float) -> int:
     return epitorch.count(model, task.example).madds if task.budget.kind == "madds" else task.size(model)
 
 
-CODE = (narrow, _channels, _narrowed)
+CODE = (narrow, _spread, _channels, _narrowed)
+POSITIONS_CODE = (narrow_by_positions, _spread, _channels, _narrowed)

@@ -19,12 +19,13 @@ from epitorch.cost._sensitivity import sensitivity as measure_sensitivity
 from epitorch.cost._survey import Candidate, Survey, survey
 from epitorch.cost.analysis import interpolated_by
 from epitorch.errors import ConversionError, InputError, explain, suggest
-from epitorch.init import evenly_spread
+from epitorch.init import first_starts
 from epitorch.plans import Budget, BudgetKind, LayerPlan, Plan, Reason, Selector, check_selectors
 from epitorch.spec import EpitomeSpec, semantic_order
 
-Policy = Literal["uniform", "front_heavy", "sensitivity"]
+Policy = Literal["uniform", "positions", "front_heavy", "sensitivity"]
 Index = Literal["learner", "direct", "fixed"]
+POWER = 1.0  # "positions": shares go with this power of the positions at which a weight is used
 FRONT, BACK = 1.5, 0.5  # "front_heavy": the common share is raised to this power in the first and in the last layer
 
 
@@ -58,8 +59,10 @@ def plan(
             strategy="reuse"), interpolation included, with every start between two positions, or with index="fixed" on
             one.
         ratio: Parameters of the model over those of the compressed one: `params` in other words.
-        policy: "uniform" keeps the same share of every weight (the paper). "front_heavy" keeps a smaller share of the
-            first layers and a larger one of the last (the paper's "-A"). "sensitivity" spends the budget where a
+        policy: "uniform" keeps the same share of every weight (the paper). "positions" keeps shares in proportion to
+            the positions at which a weight is used, its multiply-adds per parameter: whole weights in front, where maps
+            are large, small epitomes at the end, where most parameters are. "front_heavy" keeps a smaller share of
+            the first layers and a larger one of the last (the paper's "-A"). "sensitivity" spends the budget where a
             parameter saves most of the measured cost.
         form: Starts per block ("separable"), per pair of blocks ("grid"), per channel ("fine", the form for a warm
             start), or per pair of blocks on the one axis that is shortened ("partial": rank is kept and work saved,
@@ -155,7 +158,8 @@ def choose(
     dense = surveyed.params if kind == "params" else surveyed.madds
     fixed = dense - sum(ladder[-1] for ladder in costs)
     _check_feasible(kind, amount, fixed + sum(ladder[0] for ladder in costs), dense, bool(climbing))
-    levels = allocate(costs, _keys(climbing, policy, measured), amount - fixed)
+    positions = {c.name: max(1, c.geometry.kernel_positions) for c in surveyed.candidates}
+    levels = allocate(costs, _keys(climbing, policy, measured, positions), amount - fixed)
     found = {name: rungs[level] for (name, rungs), level in zip(climbing.items(), levels, strict=True)}
     return {name: found.get(name, rungs[-1]) for name, rungs in ladders.items()}
 
@@ -163,12 +167,16 @@ def choose(
 # ---- order of the steps ----
 
 
-def _keys(ladders: Mapping[str, Ladder], policy: Policy, measured: Sensitivity | None) -> list[list[float]]:
+def _keys(
+    ladders: Mapping[str, Ladder], policy: Policy, measured: Sensitivity | None, positions: Mapping[str, int]
+) -> list[list[float]]:
     """For each rung of each ladder when it is climbed to; small numbers first, rising along a ladder."""
     if policy == "sensitivity":
         return [_by_gain(name, rungs, measured) for name, rungs in ladders.items()]
     if policy == "uniform":
         return [[rung.share for rung in rungs] for rungs in ladders.values()]
+    if policy == "positions":
+        return [[rung.share / positions[name] ** POWER for rung in rungs] for name, rungs in ladders.items()]
     last = max(len(ladders) - 1, 1)
     powers = [FRONT + (BACK - FRONT) * position / last for position in range(len(ladders))]
     return [[r.share ** (1 / power) for r in rungs] for power, rungs in zip(powers, ladders.values(), strict=True)]
@@ -207,7 +215,9 @@ def _plan(
             left[layer.name] = "budget" if len(ladders[layer.name]) > 1 else "too_small"
             continue
         planned = layer_plan(layer, spec, index)
-        fresh = interpolated_by(spec, evenly_spread(spec, whole=planned.index == "fixed"))
+        fresh = interpolated_by(
+            spec, first_starts(spec, learned=planned.index != "fixed", by_learner=planned.index == "learner")
+        )
         layers[layer.name] = planned
         facts[layer.name] = replace(
             facts[layer.name],

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from epitorch.errors import ShapeError, StartsError, explain
 from epitorch.functional import check_start_shapes, sample_weight
-from epitorch.init import evenly_spread, interpolation_gain
+from epitorch.init import first_starts, interpolation_gain
 from epitorch.nn._index import IndexLearner, RoutingMap, check_finite, distributed
 from epitorch.spec import Axis, ChannelStarts, EpitomeSpec, SpatialStarts, semantic_order
 
@@ -89,7 +89,7 @@ class EpitomeLayer(nn.Module, ABC):
     def _build_starts(self, in_features: int) -> None:
         dtype = torch.promote_types(self.epitome.dtype, torch.float32)
         learned = self.index == "learner" and bool(self.spec.start_shapes)
-        starts = self._first_starts(within_reach=learned)
+        starts = self._first_starts(by_learner=learned)
         self.routing_map = RoutingMap(
             self.spec,
             starts,
@@ -104,16 +104,15 @@ class EpitomeLayer(nn.Module, ABC):
         )
 
     def reset_parameters(self) -> None:
-        """Spread the starts evenly, then draw the epitome so that the output has the dense layer's variance.
+        """Spread the starts over whole positions, then draw the epitome: the output has the dense layer's variance.
 
-        Fixed starts are spread over whole positions. The bias is drawn as in torch.
-        Works on memory that was never filled (`to_empty`).
+        The bias is drawn as in torch. Works on memory that was never filled (`to_empty`).
         """
         self._reset_epitome()
         self._reset_bias()
 
     def _reset_epitome(self) -> None:
-        starts = self._first_starts(within_reach=self.learner is not None)
+        starts = self._first_starts(by_learner=self.learner is not None)
         self.routing_map.reset(starts)
         if self.learner is not None:
             self.learner.squeeze.reset_parameters()
@@ -121,10 +120,9 @@ class EpitomeLayer(nn.Module, ABC):
             self.learner.reset(starts)
         self.init_epitome(std=self._bound() / sqrt(3))
 
-    def _first_starts(self, *, within_reach: bool) -> dict[Axis, Tensor]:
-        """Evenly spread; whole where they stay, as WSNet's: between two positions all filters were means of two."""
-        device = self.epitome.device
-        return evenly_spread(self.spec, within_reach=within_reach, whole=self.index == "fixed", device=device)
+    def _first_starts(self, *, by_learner: bool) -> dict[Axis, Tensor]:
+        learned = self.index != "fixed"
+        return first_starts(self.spec, learned=learned, by_learner=by_learner, device=self.epitome.device)
 
     def _reset_bias(self) -> None:
         if self.bias is not None:

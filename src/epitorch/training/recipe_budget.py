@@ -48,7 +48,7 @@ class BudgetSection:
     params: int | None = ruled(optional(whole(1)), None)
     madds: int | None = ruled(optional(whole(1)), None)
     ratio: float | None = ruled(optional(number(1, above=True)), None)
-    policy: str = ruled(choice("uniform", "front_heavy"), "uniform")
+    policy: str = ruled(choice("uniform", "positions", "front_heavy"), "uniform")
     form: str = ruled(choice("auto", "separable", "grid", "fine", "partial"), "auto")
     axes: str | dict[str, str] = ruled(_axes(), "auto")  # noqa: RUF009
     align: int = ruled(whole(1), 1)
