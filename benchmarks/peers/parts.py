@@ -71,7 +71,7 @@ _EPITOMES = (
     "epitome-warm-distil",
 )
 _PARTIAL = "epitome-partial"
-_PEERS = ("torch-pruning", "torch-pruning-hidden", "tucker", "cp")
+_PEERS = ("torch-pruning", "torch-pruning-hidden", "tucker", "tucker-positions", "cp")
 _FILES = ("kmeans", "int8", "width-int8", "epitome-int8")
 _BYTES = ("bytes-0.25", "bytes-0.125")
 _NO_BLOCKS = "the network has no residual blocks"
@@ -125,7 +125,16 @@ _LITE0 = Part(
     ),
     left_out={
         **dict.fromkeys(
-            ("width", "width-positions", "width-hidden", "epitome-fixed", _PARTIAL, "epitome-distil", "width-int8"),
+            (
+                "width",
+                "width-positions",
+                "width-hidden",
+                "epitome-fixed",
+                _PARTIAL,
+                "epitome-distil",
+                "width-int8",
+                "tucker-positions",
+            ),
             _UNTRAINED,
         ),
         **dict.fromkeys(("epitome-warm", "epitome-warm-distil"), "every epitome starts warm here, and none is trained"),
@@ -165,6 +174,7 @@ _SOUND = Part(
         *_EPITOMES,
         "torch-pruning",
         "tucker",
+        "tucker-positions",
         "cp",
         *_FILES,
     ),
@@ -209,6 +219,7 @@ _MOBILE = Part(
         "epitome-warm-distil",
         "torch-pruning",
         "tucker",
+        "tucker-positions",
         "int8",
         "epitome-int8",
     ),

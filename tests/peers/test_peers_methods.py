@@ -68,6 +68,15 @@ def test_multiply_adds_are_met(name: str) -> None:
     check(cost_of_changes(asked, make(asked)), asked)
 
 
+@needs_low_rank
+@pytest.mark.parametrize("name", ["tucker", "tucker-positions"])
+def test_low_rank_meets_its_budget(name: str) -> None:
+    asked = task(PARTS["a"], "params", 0.25)
+    prepare = METHODS[name].prepare
+    assert prepare is not None
+    check(asked.size(prepare(asked.dense(), asked)[0]), asked)
+
+
 def test_the_limit_is_a_share_of_the_dense_network() -> None:
     dense = epitorch.count(PARTS["a"] and task(PARTS["a"], "own", 1.0).dense(), torch.zeros(1, 3, 32, 32))
     assert task(PARTS["a"], "params", 0.25).limit == dense.params // 4
@@ -100,13 +109,14 @@ def test_wsnet_on_sound_repeats_its_inputs_unshifted() -> None:
 
 
 def test_shares_by_positions_keep_the_layers_on_large_maps() -> None:
-    """Channels go with the root of 256, 64 and 16 positions: 4, 2 and 1 times, none beyond its own number."""
+    """Channels go with the fourth root of 256, 64 and 16 positions: 2, 1.4 and 1 times, none beyond its own number."""
     asked = task(PARTS["a"], "params", 0.25)
     made = METHODS["width-positions"].changes
     assert made is not None
     out = {name: layer["out"] for name, layer in made(asked)["model"]["arguments"]["layers"].items()}
-    assert (out["layer1.0.conv1"], out["fc"]) == (16, 10)
-    assert out["layer2.0.conv1"] / 32 == pytest.approx(2 * out["layer3.0.conv1"] / 64, abs=0.05)
+    assert out["fc"] == 10
+    assert out["layer1.0.conv1"] / 16 == pytest.approx(2 * out["layer3.0.conv1"] / 64, abs=0.05)
+    assert out["layer2.0.conv1"] / 32 == pytest.approx(2**0.5 * out["layer3.0.conv1"] / 64, abs=0.05)
 
 
 @pytest.mark.parametrize("name", ["width", "width-positions", "width-hidden"])

@@ -72,6 +72,15 @@ _ALL = (
         code=(low_rank.tucker, *low_rank.TUCKER_CODE),
     ),
     Method(
+        "tucker-positions",
+        "tensorly-torch Tucker, ranks by positions",
+        ("params",),
+        "half",
+        prepare=low_rank.tucker_by_positions,
+        needs=_LOW_RANK,
+        code=low_rank.POSITIONS_CODE,
+    ),
+    Method(
         "cp",
         "tensorly-torch CP, SVD of 1x1",
         _COSTS,

@@ -28,7 +28,7 @@ def fixed(task: Task) -> Changes:
 
 
 def by_positions(task: Task) -> Changes:
-    """Learned starts; what is kept of a weight is in proportion to the positions at which it is used."""
+    """Learned starts; what is kept of a weight is in proportion to the root of the positions at which it is used."""
     return {"epitome": {"index": "direct", "budget": {**_budget(task, "auto"), "policy": "positions"}}}
 
 

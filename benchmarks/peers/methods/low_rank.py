@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import torch
@@ -11,10 +12,27 @@ from benchmarks.peers.methods.base import Task
 from benchmarks.peers.networks import Layers, factorized, pair, peer
 from torch import nn
 
+import epitorch
+
 
 def tucker(model: nn.Module, task: Task) -> tuple[nn.Module, Layers]:
     """Convolutions as Tucker products whose kernel axes stay whole; 1x1 layers as two by their singular values."""
     return _compressed(model, task, _tucker_layer)
+
+
+def tucker_by_positions(model: nn.Module, task: Task) -> tuple[nn.Module, Layers]:
+    """The same, ranks with the fourth root of a layer's positions; where that is no saving, the layer stays."""
+    layers, cost = _targets(model, task.skip), epitorch.count(model, task.example)
+    roots = {row.name: (row.madds / row.params) ** 0.25 for row in cost.layers if row.name in layers}
+
+    def size(name: str, rank: int) -> int:
+        return min(_numbers(layers[name], _tucker_layer(layers[name], rank)), layers[name].weight.numel())
+
+    tops = {name: next(n for n in count(1) if size(name, n) == m.weight.numel()) for name, m in layers.items()}
+    rest = task.size(model) - sum(layer.weight.numel() for layer in layers.values())
+    levels = spread(tops, lambda ranks: rest + sum(size(*pair) for pair in ranks.items()), task.limit, roots)
+    ranks = {name: _tucker_layer(layers[name], n) for name, n in levels.items() if n < tops[name]}
+    return _replaced(model, ranks, trained=True), ranks
 
 
 def cp(model: nn.Module, task: Task) -> tuple[nn.Module, Layers]:
@@ -120,5 +138,6 @@ def _by_singular_values(layer: Any, rank: int) -> nn.Sequential:
 
 
 TUCKER_CODE = (_compressed, _targets, _highest, _tucker_layer, _pointwise, _numbers, _replaced, _layer)
+POSITIONS_CODE = (tucker_by_positions, _targets, _tucker_layer, _pointwise, _numbers, _replaced, _layer)
 CP_CODE = (_compressed, _targets, _highest, _cp_layer, _pointwise, _numbers, _replaced, _layer)
 SVD_CODE = (_by_singular_values,)

@@ -20,12 +20,12 @@ def narrow(task: Task) -> Changes:
 
 
 def narrow_by_positions(task: Task) -> Changes:
-    """Channels in proportion to the root of the positions of their layers: parameters as the policy "positions" has."""
+    """Shares of parameters as the policy "positions" has them: channels go with the fourth root of their positions."""
     channels, cost = _channels(task.dense()), epitorch.count(task.dense(), task.example)
     positions = {layer.name: layer.madds / layer.params for layer in cost.layers if layer.name in channels}
     weights: dict[str, float] = {}
     for name, n in channels.items():
-        weights[str(n)] = max(weights.get(str(n), 0.0), positions[name] ** 0.5)
+        weights[str(n)] = max(weights.get(str(n), 0.0), positions[name] ** 0.25)
     return _spread(task, weights)
 
 

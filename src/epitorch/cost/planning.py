@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
-from math import isfinite
+from math import isfinite, sqrt
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -25,7 +25,6 @@ from epitorch.spec import EpitomeSpec, semantic_order
 
 Policy = Literal["uniform", "positions", "front_heavy", "sensitivity"]
 Index = Literal["learner", "direct", "fixed"]
-POWER = 1.0  # "positions": shares go with this power of the positions at which a weight is used
 FRONT, BACK = 1.5, 0.5  # "front_heavy": the common share is raised to this power in the first and in the last layer
 
 
@@ -60,8 +59,8 @@ def plan(
             one.
         ratio: Parameters of the model over those of the compressed one: `params` in other words.
         policy: "uniform" keeps the same share of every weight (the paper). "positions" keeps shares in proportion to
-            the positions at which a weight is used, its multiply-adds per parameter: whole weights in front, where maps
-            are large, small epitomes at the end, where most parameters are. "front_heavy" keeps a smaller share of
+            the root of the positions at which a weight is used, its multiply-adds per parameter: much in front, where
+            maps are large, little at the end, where most parameters are. "front_heavy" keeps a smaller share of
             the first layers and a larger one of the last (the paper's "-A"). "sensitivity" spends the budget where a
             parameter saves most of the measured cost.
         form: Starts per block ("separable"), per pair of blocks ("grid"), per channel ("fine", the form for a warm
@@ -176,7 +175,7 @@ def _keys(
     if policy == "uniform":
         return [[rung.share for rung in rungs] for rungs in ladders.values()]
     if policy == "positions":
-        return [[rung.share / positions[name] ** POWER for rung in rungs] for name, rungs in ladders.items()]
+        return [[rung.share / sqrt(positions[name]) for rung in rungs] for name, rungs in ladders.items()]
     last = max(len(ladders) - 1, 1)
     powers = [FRONT + (BACK - FRONT) * position / last for position in range(len(ladders))]
     return [[r.share ** (1 / power) for r in rungs] for power, rungs in zip(powers, ladders.values(), strict=True)]
