@@ -72,7 +72,7 @@ _EPITOMES = (
 )
 _PARTIAL = "epitome-partial"
 _PEERS = ("torch-pruning", "torch-pruning-hidden", "tucker", "tucker-positions", "cp")
-_FILES = ("kmeans", "int8", "width-int8", "epitome-int8")
+_FILES = ("kmeans", "int8", "width-int8", "epitome-int8", "epitome-positions-int8")
 _BYTES = ("bytes-0.25", "bytes-0.125")
 _NO_BLOCKS = "the network has no residual blocks"
 _IS_WIDTH = "hidden channels alone are narrowed on MobileNetV2"
@@ -122,6 +122,7 @@ _LITE0 = Part(
         "kmeans",
         "int8",
         "epitome-int8",
+        "epitome-positions-int8",
     ),
     left_out={
         **dict.fromkeys(
@@ -222,6 +223,7 @@ _MOBILE = Part(
         "tucker-positions",
         "int8",
         "epitome-int8",
+        "epitome-positions-int8",
     ),
     left_out={
         **dict.fromkeys(("epitome-fixed", "epitome-distil", "kmeans", "width-int8"), "only the main methods"),

@@ -118,5 +118,14 @@ _ALL = (
         code=epitomes.INT8_CODE,
         timed_as="epitome",
     ),
+    Method(
+        "epitome-positions-int8",
+        "epitome, shares by positions + int8 (file)",
+        _COSTS,
+        "epitome-positions",
+        finish=epitomes.store_int8,
+        code=epitomes.INT8_CODE,
+        timed_as="epitome-positions",
+    ),
 )
 METHODS = {method.name: method for method in _ALL}
