@@ -72,9 +72,9 @@ def first_starts(
     """Where the starts of a fresh layer begin: evenly spread over whole positions.
 
     Between two positions every filter is a mean of two, and learned starts hardly leave where they began. For the same
-    reason learned ones may not begin alike: of an axis that has fewer positions than blocks they begin between them.
-    Those of an index learner begin a quarter of a position (of a group) off the ends of what it reaches: its sigmoid is
-    flat there, and they would never move.
+    reason learned ones may not begin alike: where blocks, or pairs of blocks, outnumber the whole places that tell them
+    apart they begin between positions. Whole ones of an index learner begin a quarter of a position (of a group) off
+    the ends of what it reaches: its sigmoid is flat there, and they would never move.
 
     Args:
         spec: The shapes.
@@ -88,17 +88,31 @@ def first_starts(
     starts = evenly_spread(spec, within_reach=by_learner, whole=True, device=device)
     if by_learner:
         starts = _off_the_ends(spec, starts)
-    if learned:
+    if learned and (crowded := [axis for axis in starts if _crowded(spec, axis)]):
         between = evenly_spread(spec, within_reach=by_learner, device=device)
-        starts |= {axis: between[axis] for axis in starts if _crowded(spec, axis)}
+        starts |= {axis: between[axis] for axis in crowded}
     return starts
 
 
 def _crowded(spec: EpitomeSpec, axis: Axis) -> bool:
-    """Blocks outnumber positions. Pairs of blocks on channel axes are told apart by what they are paired with."""
-    blocks = spec.start_shapes[axis][:-1] if axis == "spatial" else spec.start_shapes[axis]
-    paired = axis != "spatial" and spec.owners(axis) == "grid"
-    return not paired and prod(blocks) > max(spec.start_sizes[axis]) // spec.group(axis)
+    """There are fewer whole places than what has to be told apart by them."""
+    places = max(spec.start_sizes[axis]) // spec.group(axis)
+    if places == 1:  # nothing to choose
+        return False
+    if axis == "spatial":
+        return prod(spec.start_shapes[axis][:-1]) > places
+    if spec.owners(axis) == axis:
+        return spec.start_shapes[axis][0] > places
+    blocks = (spec.num_out_blocks, spec.num_in_blocks)
+    return any(own > _ways(spec, other) for own, other in (blocks, blocks[::-1]))
+
+
+def _ways(spec: EpitomeSpec, other: int) -> int:
+    """In how many ways a block can be shifted against `other` blocks of the other axis, by the starts of pairs."""
+    pairs = [axis for axis in spec.start_sizes if axis != "spatial" and spec.owners(axis) == "grid"]
+    places = prod(spec.start_sizes[axis][0] // spec.group_length for axis in pairs)
+    turned = spec.channel_starts != "grid" and other > 1  # the first of them is where shifts are counted from
+    return places ** (other - 1 if turned else other)
 
 
 def _off_the_ends(spec: EpitomeSpec, starts: Mapping[Axis, Tensor]) -> dict[Axis, Tensor]:

@@ -61,6 +61,29 @@ def test_learned_starts_never_begin_alike(index: str) -> None:
     assert len(EpitomeLinear(4, 36, epitome_shape=(3, 4), index=index).starts()["out"].unique()) == 12
 
 
+@pytest.mark.parametrize("index", ["direct", "learner"])
+@pytest.mark.parametrize(
+    "weight, epitome, pairs, block_in",
+    [
+        ((36, 4), (3, 4), "grid_out", 4),  # 12 blocks of filters, one of inputs, 3 places
+        ((36, 8), (3, 8), "grid_out", 4),  # two of inputs, of which the first does not shift
+        ((64, 3), (3, 3), "grid", 3),  # 22 blocks on 3 by 3 places
+        ((64, 64), (4, 4), "grid", 4),  # ways enough: whole
+    ],
+)
+def test_no_two_blocks_of_filters_begin_alike(weight: Any, epitome: Any, pairs: Any, block_in: int, index: Any) -> None:
+    layer = EpitomeLinear(*weight[::-1], epitome_shape=epitome, channel_starts=pairs, block_in=block_in, index=index)
+    rows = torch.cat([v.expand(layer.spec.num_out_blocks, -1) for v in layer.starts().values() if v.ndim == 2], 1)
+    assert len(rows.unique(dim=0)) == layer.spec.num_out_blocks
+    if weight == (64, 64) and index == "direct":
+        assert (rows == rows.floor()).all()
+
+
+def test_one_group_leaves_nothing_to_interpolate() -> None:
+    layer = EpitomeConv2d(8, 16, 1, epitome_shape=(4, 8, 1, 1), index="direct", group_length=4)
+    assert layer.starts()["out"].tolist() == [0, 0, 0, 0]
+
+
 @given(
     st.integers(1, 24),
     st.integers(1, 24),

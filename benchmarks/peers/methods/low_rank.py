@@ -23,7 +23,7 @@ def tucker(model: nn.Module, task: Task) -> tuple[nn.Module, Layers]:
 def tucker_by_positions(model: nn.Module, task: Task) -> tuple[nn.Module, Layers]:
     """The same, ranks with the fourth root of a layer's positions; where that is no saving, the layer stays."""
     layers, cost = _targets(model, task.skip), epitorch.count(model, task.example)
-    roots = {row.name: (row.madds / row.params) ** 0.25 for row in cost.layers if row.name in layers}
+    roots = {row.name: max(1.0, row.madds / row.params) ** 0.25 for row in cost.layers if row.name in layers}
 
     def size(name: str, rank: int) -> int:
         return min(_numbers(layers[name], _tucker_layer(layers[name], rank)), layers[name].weight.numel())

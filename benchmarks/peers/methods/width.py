@@ -25,7 +25,7 @@ def narrow_by_positions(task: Task) -> Changes:
     positions = {layer.name: layer.madds / layer.params for layer in cost.layers if layer.name in channels}
     weights: dict[str, float] = {}
     for name, n in channels.items():
-        weights[str(n)] = max(weights.get(str(n), 0.0), positions[name] ** 0.25)
+        weights[str(n)] = max(weights.get(str(n), 0.0), max(1.0, positions[name]) ** 0.25)
     return _spread(task, weights)
 
 

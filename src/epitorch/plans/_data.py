@@ -210,7 +210,7 @@ class Plan:
 
     @property
     def madds_fresh(self) -> int | None:
-        """The same right after `convert_`: the whole starts of a fresh model need no interpolation."""
+        """The same right after `convert_`: whole starts of a fresh model need no interpolation."""
         return self._madds("madds_fresh")
 
     def madds_of(self, name: str, field_name: str = "madds") -> int | None:
