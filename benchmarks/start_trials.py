@@ -9,7 +9,7 @@ The first word names the changes, the rest is what `epitorch train` takes:
     latin   starts of pairs of blocks: 3 r s modulo the size
     parts   starts of pairs of blocks: 3 r s on the compressed axis, the block's own part of the epitome on the other
     rows    starts of pairs of blocks: all pairs of an output block share its start on the filters
-    between starts begin between positions, at (r + 1/2) * size / R, as the method says it
+    between starts begin between positions, at (r + 1/2) * size / R, as learned ones once did; no other place with it
     sign    normalisation behind epitomes with repeated filters: scale -1 in every second output block
     shift   such normalisation: shifts spread over the output blocks, within 0.5
     knots   such normalisation: shift -0.5 from the third output block on
